@@ -1,12 +1,9 @@
-"""Small runs, each trained once, and their exports."""
-
-from pathlib import Path
+"""Small runs, each trained once."""
 
 import pytest
 from transformers.utils import logging
 
 from simbal.analysis.trained import TrainedRun, load
-from simbal.hf.export import export
 from simbal.training.run import train
 from tests.analysis.text_run import text_spec
 from tests.conftest import spec_of
@@ -36,18 +33,3 @@ def text_run(tmp_path_factory) -> TrainedRun:
     spec = text_spec(tmp_path_factory.mktemp("text"), "balancing=simbal", "model.init_std=0.2")
     train(spec)
     return load(spec.path, "cpu")
-
-
-@pytest.fixture(scope="session")
-def exported(tmp_path_factory, run_of):
-    """`exported("balancing=lbl")`: a run and the folder of its export, which no test may change."""
-    folders: dict[tuple[str, ...], Path] = {}
-
-    def folder_of(*overrides: str) -> tuple[TrainedRun, Path]:
-        run = run_of(*overrides)
-        if overrides not in folders:
-            folders[overrides] = tmp_path_factory.mktemp("exports") / "model"
-            export(str(run.path), str(folders[overrides]), overwrite=False)
-        return run, folders[overrides]
-
-    return folder_of

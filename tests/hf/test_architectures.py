@@ -1,4 +1,4 @@
-"""Every architecture in the guide's table can be attached and trained as the table says."""
+"""Every architecture in the guide's table has the rule, and can be attached and trained, as the table says."""
 
 import pytest
 import torch
@@ -7,11 +7,33 @@ from simbal.balancing import LoadBalancingLoss, LossFree, RouterZLoss, SimBal
 from simbal.errors import UserError
 from simbal.hf import attach
 from simbal.hf.convert import ARCHITECTURES
-from tests.hf.architectures import NAMES, RULE, batch, biases, host
+from simbal.hf.routers import find_routers
+from tests.hf.architectures import NAMES, RULE, E, K, architecture, batch, biases, host
 from tests.hf.measured import guide
 from tests.hf.test_measured import UNSUITED
 
 STEPS = 20
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", NAMES)
+def test_the_rule_of_a_router_is_found_and_decides_as_the_router_does(name):
+    """Checked with the model's own weights and a nonzero bias, which the probe does not use."""
+    model, seen = architecture(name), []
+    routers = find_routers(model)
+    assert {(router.rule, router.top_k, *router.weight_ED.shape) for router in routers} == {(RULE[name][0], K, E, 32)}
+    assert [router.layer for router in routers] == [*range(len(routers))]
+    router = routers[-1]
+    if router.bias is not None:
+        torch.nn.init.normal_(router.bias, std=0.2)
+    router.module.register_forward_hook(lambda module, args, output: seen.extend(output))
+    model(**batch(1))
+    logits_NE, weights_NK, experts_NK = (tensor.flatten(0, -2) for tensor in seen)
+    chosen_NK, ours_NK = router.rule.decide(logits_NE, K, router.bias_E)
+    ours_NE, theirs_NE = (
+        torch.zeros(len(logits_NE), E).scatter(1, *pair) for pair in ((chosen_NK, ours_NK), (experts_NK, weights_NK))
+    )
+    torch.testing.assert_close(ours_NE, theirs_NE, rtol=1e-4, atol=1e-5)
 
 
 def table() -> dict[str, str]:

@@ -10,10 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from simbal import hf
-from simbal.analysis.generate import Sampler, continue_tokens
 from simbal.errors import UserError
-from simbal.hf.export import FILES, NO_TOKENIZER, export
-from simbal.report.report import read_table
+from simbal.hf.export import FILES, export
 from simbal.runs.folder import RunFolder
 from simbal.training.build import build_module
 from tests.forged_runs import forge
@@ -49,15 +47,20 @@ def tokens_of(run) -> torch.Tensor:
 
 @torch.no_grad()
 @pytest.mark.parametrize(("keys", "kind"), [pytest.param(*case, id=",".join(case[0])) for case in RUNS.items()])
-def test_an_export_has_the_runs_logits_in_transformers_and_is_loaded_with_the_same_bits(exported, keys, kind):
-    run, folder = exported(*keys)
-    theirs, loading = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+def test_an_export_has_the_runs_logits_in_transformers_and_is_loaded_with_the_same_bits(run_of, target, keys, kind):
+    run = run_of(*keys)
+    export(str(run.path), str(target), overwrite=False)
+    theirs, loading = AutoModelForCausalLM.from_pretrained(target, output_loading_info=True)
     assert (type(theirs).__name__, theirs.dtype) == (kind, torch.float32)
     assert not any(loading.values()), loading
+    last = run.model.shape.vocab_size - 1
+    assert (theirs.generation_config.eos_token_id, theirs.generation_config.bos_token_id) == (last, last)
+    assert theirs.config.max_position_embeddings == run.spec.config.data.seq_len
+    assert {file.name for file in target.iterdir()} == FILES - {"tokenizer.json", "tokenizer_config.json"}
     ours_BSV = logits(run.model, run)
     assert ours_BSV.std() > 0.1
     torch.testing.assert_close(ours_BSV, theirs(tokens_of(run)).logits, atol=1e-4, rtol=1e-5)
-    back = hf.from_pretrained(folder, run.model.backend or "reference")
+    back = hf.from_pretrained(target, run.model.backend or "reference")
     assert torch.equal(logits(back, run), ours_BSV)
     if "ortho_param" not in keys[0]:  # whose router is parametrized
         build_module(run.spec, run.store, run.device, "32-true").model.load_state_dict(back.state_dict())
@@ -71,11 +74,9 @@ def test_an_export_has_the_runs_logits_in_transformers_and_is_loaded_with_the_sa
         (("model.num_experts=0", "model.num_heads=3", "model.head_dim=4"), "model.d_model=16: Llama"),
         (("router.renormalize=false",), "router.renormalize=false: Mixtral"),
         (("model.qk_norm=head", "router=sigmoid"), "router.gating=sigmoid: Qwen3-MoE"),
-        (("model.qk_norm=head", "balancing=lf"), "balancing.lf changes the choice of experts"),
-        (("balancing=hash",), "balancing.hash changes the choice"),
+        (("balancing=hash",), "balancing.hash changes the choice of experts"),
         (("balancing=[lbl,logit_norm]",), "balancing.logit_norm adjusts the router logits"),
         (("model.num_shared_experts=1",), "model.num_shared_experts=1"),
-        (("model.bias=true", "experts=reference"), "model.bias=true"),
         (("data.document_mask=true",), "data.document_mask=true"),
     ],
 )
@@ -85,24 +86,6 @@ def test_a_run_that_no_architecture_computes_is_refused_before_anything_is_writt
         export(str(run.path), str(target), overwrite=False)
     assert str(refused.value).startswith(f"{run.path} cannot be exported: {part}")
     assert not target.parent.exists()
-
-
-@torch.no_grad()
-def test_generation_equals_that_of_transformers(exported):
-    run, folder = exported(*next(iter(RUNS)))
-    model, prompt_BS, new = AutoModelForCausalLM.from_pretrained(folder), tokens_of(run)[:, :4], 12
-    last = run.model.shape.vocab_size - 1
-    assert (model.generation_config.eos_token_id, model.generation_config.bos_token_id) == (last, last)
-    assert model.config.max_position_embeddings == run.spec.config.data.seq_len
-    ours_BT, _ = continue_tokens(
-        run.decoder(), prompt_BS, new, Sampler(0.0, 1.0, 0), torch.ones(last + 1, dtype=torch.bool)
-    )
-    theirs_BS = model.generate(
-        prompt_BS, attention_mask=torch.ones_like(prompt_BS), max_new_tokens=new, do_sample=False, eos_token_id=-1,
-        pad_token_id=0,
-    )  # fmt: skip
-    assert torch.equal(ours_BT, theirs_BS[:, 4:])
-    assert len(ours_BT.unique()) > 4
 
 
 def test_a_run_on_text_is_exported_without_its_data_and_names_no_path(text_run, tmp_path):
@@ -124,20 +107,10 @@ def test_a_run_on_text_is_exported_without_its_data_and_names_no_path(text_run, 
     assert prompt.input_ids.tolist() == [text_run.tokenizer().encode(b"one two three").tolist()]
     assert tokenizer.eos_token_id == model.config.eos_token_id == text_run.store.meta["eot"]
     record, card = RunFolder(text_run.path).read_record(), (folder / "README.md").read_text()
-    for part in (
-        "`MixtralForCausalLM`", "4 experts of width 8", "12 steps, 1,536 tokens, seed 0", record["code"]["version"],
-        str(record["code"]["commit"]), record["config_hash"], record["versions"]["torch"], "AutoTokenizer",
-        record["objective"]["simbal"]["formula"], "balancing.simbal.coef=0.1", "optim.lr=0.01", "started: `",
-    ):  # fmt: skip
-        assert part in card, part
+    for part in ("`MixtralForCausalLM`", record["config_hash"], record["objective"]["simbal"]["formula"]):
+        assert part in card
     for name, value in record["metrics"].items():
         assert f"- `{name}` = {value:.6g}: `{record['definitions'][name]}`" in card
-
-
-def test_a_run_on_symbols_has_no_tokenizer(exported):
-    _, folder = exported(*next(iter(RUNS)))
-    assert {file.name for file in folder.iterdir()} == FILES - {"tokenizer.json", "tokenizer_config.json"}
-    assert NO_TOKENIZER in (folder / "README.md").read_text()
 
 
 def test_other_exports_are_kept_unless_overwritten_and_other_files_always(run_of, target):
@@ -153,9 +126,8 @@ def test_other_exports_are_kept_unless_overwritten_and_other_files_always(run_of
     export(str(other.path), str(target), overwrite=True)
     assert json.loads((target / "simbal.json").read_text())["config_hash"] == other.spec.hash
     (target / "thesis.tex").write_text("years of work")
-    for overwrite in (False, True):
-        with pytest.raises(UserError, match="contains 'thesis.tex'"):
-            export(str(other.path), str(target), overwrite)
+    with pytest.raises(UserError, match="contains 'thesis.tex'"):
+        export(str(other.path), str(target), overwrite=True)
     assert (target / "thesis.tex").read_text() == "years of work"
     assert [file.name for file in target.parent.iterdir()] == ["model"]
 
@@ -188,33 +160,10 @@ def test_a_folder_of_runs_is_exported_and_failures_are_reported_at_the_end(run_o
     assert hf.from_pretrained(target / sparse.name).shape.num_experts == 4
 
 
-def test_unfinished_and_damaged_runs_are_refused(run_of, tmp_path, target):
-    run = shutil.copytree(run_of(*SPARSE).path, tmp_path / "run")
-    checkpoint = run / "checkpoints" / "final.ckpt"
-    checkpoint.write_bytes(checkpoint.read_bytes()[:-50])
-    with pytest.raises(UserError, match="final.ckpt"):
-        export(str(run), str(target), overwrite=False)
-    checkpoint.write_bytes((run_of(*DENSE).path / "checkpoints" / "final.ckpt").read_bytes())
-    with pytest.raises(UserError, match="was not saved by the run"):
-        export(str(run), str(target), overwrite=False)
-    RunFolder(run).write_record(RunFolder(run).read_record() | {"status": "killed"})
-    with pytest.raises(UserError, match="is not finished"):
-        export(str(run), str(target), overwrite=False)
-    assert not target.parent.exists()
-
-
-SAME = {  # metrics that agree to rounding between a run and its export
-    "quality": ("loss", "loss_se", "ppl", "bpb", "bpb_se"),
-    "redundancy": ("min_pes", "mean_pes", "min_pes_se"),
-    "routing": ("seu", "max_vio", "entropy", "entropy_load", "unique_experts", "dead_experts", "mutual_information"),
-    "orthogonality": ("gram_deviation", "norm_mean", "max_cosine"),
-    "dropping": ("ppl_drop_0", "ppl_drop_1", "ppl_drop_2"),
-    "pruning": ("ppl_prune_plain", "ppl_prune_0.2", "experts_prune_0.2"),
-    "counterfactual": ("loss", "random_loss"),
-    "margin": ("margin_q0.25", "margin_q0.5"),
-    "coactivation": ("largest", "companion"),
-    "ep_load": ("overload_2", "overload_max_2", "overload_total_2"),
-}
+ANALYSES = [
+    "quality", "redundancy", "routing", "orthogonality", "dropping", "pruning", "counterfactual", "margin",
+    "coactivation", "ep_load",
+]  # fmt: skip
 
 
 @pytest.mark.slow
@@ -223,19 +172,16 @@ def test_a_run_and_its_export_have_the_same_numbers_in_every_analysis(text_run, 
     export(str(spec.path), str(tmp_path / "exported"), overwrite=False)
     sweep, data = spec.path.parent, spec.config.data
     text = [f"data.{key}={getattr(data, key)}" for key in ("files", "txt_split", "validation_one_in", "cache_dir")]
-    analyses = f"analysis=[{','.join(SAME)}]"
+    analyses = f"analysis=[{','.join(ANALYSES)}]"
     of_run = run_program(tmp_path, "evaluate.py", f"run={spec.path}", analyses, f"data.cache_dir={data.cache_dir}")
     keys = [f"hf={tmp_path / 'exported'}", f"name={sweep.name}", f"output_dir={sweep.parent}", analyses, "data=files"]
     of_export = run_program(tmp_path, "evaluate.py", *keys, *text)
     for done in (of_run, of_export):
         assert done.returncode == 0, done.stderr
-    for analysis, numbers in SAME.items():
+    for analysis in ANALYSES:
         ours, theirs = (
             json.loads((folder / "analysis" / f"{analysis}.json").read_text())["metrics"]
             for folder in (spec.path, sweep / "exported")
         )
-        for number in numbers:
-            assert theirs[number] == pytest.approx(ours[number], rel=2e-5, abs=1e-7), (analysis, number)
-    table = read_table(sweep, columns=["quality.bpb", "redundancy.min_pes", "routing.seu"])
-    assert [model.name for model in table.models] == ["exported"]
-    assert len(table.rows) == 1
+        ours = {name: value for name, value in ours.items() if "seconds" not in name and "time" not in name}
+        assert {name: theirs[name] for name in ours} == pytest.approx(ours, rel=2e-5, abs=1e-7), analysis

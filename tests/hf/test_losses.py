@@ -5,10 +5,8 @@ import torch
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 from simbal.balancing import (
-    ErnieOrthogonalLoss,
     LoadBalancingLoss,
     LossFree,
-    OffDiagonalCosine,
     PooledLoadBalancingLoss,
     RouterZLoss,
     RowNorm,
@@ -17,7 +15,6 @@ from simbal.balancing import (
 )
 from simbal.errors import UserError
 from simbal.hf import attach
-from simbal.model.router import Router
 from tests.hf.architectures import HOSTS, B, E, K, S, batch, host, padded, router_weights
 
 
@@ -43,23 +40,7 @@ def test_lbl_per_layer_is_the_mean_of_transformers_loss_over_single_layers():
         torch.testing.assert_close(balancing.loss(), torch.stack(theirs).mean())
 
 
-@pytest.mark.parametrize("name", HOSTS)
-def test_a_routing_equals_that_of_our_router_with_the_same_weight(name):
-    model, inputs_ND = host(name), []
-    with attach(model, RouterZLoss()) as balancing:
-        for router in balancing.routers:
-            router.module.register_forward_hook(lambda module, args, output: inputs_ND.append(args[0]))
-        model(**batch())
-        for router, x_ND, routing in zip(balancing.routers, inputs_ND, balancing.routings, strict=True):
-            ours = Router(x_ND.shape[1], E, K, router.gating, router.rule.renormalize, layer=0)
-            ours.weight_ED = router.weight_ED
-            expected = ours(x_ND, batch()["input_ids"])
-            assert routing.num_sequences == B
-            for key in ("logits_NE", "probs_NE", "topk_experts_NK", "topk_probs_NK", "tokens_per_expert_E"):
-                torch.testing.assert_close(getattr(routing, key), getattr(expected, key))
-
-
-@pytest.mark.parametrize("make", [SimBal, ErnieOrthogonalLoss, OffDiagonalCosine, RowNorm])
+@pytest.mark.parametrize("make", [SimBal, RowNorm])
 def test_a_loss_on_weights_has_a_gradient_for_all_routers_and_nothing_else(make):
     model = host()
     with attach(model, make(coef=0.5)) as balancing:
@@ -72,26 +53,14 @@ def test_a_loss_on_weights_has_a_gradient_for_all_routers_and_nothing_else(make)
     assert all(weight_ED.grad.abs().sum() > 0 for weight_ED in weights.values())
 
 
-def test_two_micro_batches_have_the_gradient_of_one_batch():
-    full, split, strategies = host(), host(), [LoadBalancingLoss(), SimBal(), RouterZLoss()]
-    with attach(full, strategies) as balancing:
-        (full(**batch(sequences=4)).loss + balancing.loss()).backward()
-    with attach(split, strategies) as balancing:
-        for part in range(2):
-            inputs = {key: value[2 * part : 2 * part + 2] for key, value in batch(sequences=4).items()}
-            ((split(**inputs).loss + balancing.loss()) / 2).backward()
-    for one, other in zip(full.parameters(), split.parameters(), strict=True):
-        torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-6)
-
-
 def test_a_counting_pass_makes_micro_batches_equal_one_batch():
-    inputs, loss = batch(sequences=4), LoadBalancingLoss(scope="global")
+    inputs, losses = batch(sequences=4), [LoadBalancingLoss(scope="global"), SimBal(), RouterZLoss()]
     halves = [{key: value[2 * part : 2 * part + 2] for key, value in inputs.items()} for part in range(2)]
     full, split = host(), host()
-    with attach(full, loss) as balancing:
+    with attach(full, losses) as balancing:
         full(**inputs)
         balancing.loss().backward()
-    with attach(split, loss) as balancing:
+    with attach(split, losses) as balancing:
         with balancing.counting_pass():
             for half in halves:
                 split(**half)
@@ -121,15 +90,6 @@ def test_losses_include_schedule_and_reduction_over_layers():
             torch.testing.assert_close(losses["simbal"], factor * expected.mean())
             torch.testing.assert_close(balancing.loss(), losses["simbal"] + losses["z"])
             balancing.step()
-
-
-def test_bf16_logits_are_balanced_in_fp32():
-    model = host().bfloat16()
-    with attach(model, [PooledLoadBalancingLoss(coef=1.0), LossFree()]) as balancing:
-        model(**batch())
-        assert balancing.loss().dtype == torch.float32
-        assert balancing.routings[0].topk_probs_NK.dtype == torch.float32
-        assert balancing.strategies.parts["LossFree"].bias_LE.dtype == torch.float32
 
 
 def test_padding_is_not_counted():

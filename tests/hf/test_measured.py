@@ -24,7 +24,7 @@ from simbal.errors import UserError
 from simbal.hf import describe
 from simbal.hf.balancing import balancing
 from simbal.hf.routers import RULES
-from tests.hf.architectures import RULE, E, K
+from tests.hf.architectures import RULE, E, K, record_experts
 from tests.hf.measured import CONTEXT, IDS, guide, host_of, request, save, saved, write_text
 from tests.in_process import run
 from tests.metrics.all_experts import pairwise_expert_similarity
@@ -80,14 +80,10 @@ def test_every_architecture_is_measured_by_every_analysis(folder, name):
     with torch.no_grad():
         expected = F.cross_entropy(theirs(inputs_BS).logits.flatten(0, 1), targets_BS.flatten()).item()
     assert found["quality"]["metrics"]["loss"] == pytest.approx(expected, rel=1e-5)
-    assert found["pruning"]["arms"]["plain"]["experts"] == K
     assert 1 <= found["pruning"]["arms"]["0.3"]["experts"] < K or name == "minimax_m2"  # whose weights are alike
     assert found["routing"]["num_experts"] == E
     assert found["coactivation"]["layers"]["tokens_per_expert"] == found["routing"]["layers"]["tokens_per_expert"]
-    assert found["ep_load"]["devices"] == [2, 4, 8]
-    assert [finding["fact"] for finding in found["balancing"]["findings"]] == [
-        f.fact for f in describe(theirs).findings
-    ]
+    assert found["balancing"]["findings"] == [vars(finding) for finding in describe(theirs).findings]
     model = json.loads((asked.results / "model.json").read_text())
     assert model["parameters"] == sum(parameter.numel() for parameter in theirs.parameters())
     if name in UNSUITED:
@@ -103,17 +99,12 @@ def test_every_architecture_is_measured_by_every_analysis(folder, name):
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["phimoe", "deepseek_v3"])
 def test_entropy_uses_the_weights_that_the_experts_get(folder, name):
-    host, entropies = host_of(folder, name), []
-
-    def record(module, arguments):
-        weights_NK = next(each for each in arguments[1:] if each.is_floating_point())
-        p_NK = weights_NK.double() / weights_NK.double().sum(-1, keepdim=True)
-        entropies.append(-(p_NK * p_NK.log()).sum(-1))
-
-    for router in host.routers:
-        router.experts.register_forward_pre_hook(record)
+    host = host_of(folder, name)
+    calls = record_experts(host.model)
     found = routing(host, 256, 4, pairs=10, bins=5, seed=0, against=None).record["metrics"]["entropy"]
-    assert found == pytest.approx(torch.cat(entropies).mean().item(), rel=1e-5)
+    weights_NK = torch.cat([next(each for each in call[1:] if each.is_floating_point()) for call in calls]).double()
+    entropy_N = torch.special.entr(weights_NK / weights_NK.sum(-1, keepdim=True)).sum(-1)
+    assert found == pytest.approx(entropy_N.mean().item(), rel=1e-5)
 
 
 def test_bits_per_byte_refer_to_the_text(host):
@@ -212,12 +203,6 @@ def test_a_model_with_unknown_routers_supports_quality(folder):
         routing(host, **ANALYSES["routing"])
 
 
-def test_describing_a_model_does_not_change_its_measurements(host):
-    before = next(host.predict(1, 1)).nll_BS
-    balancing(host)
-    assert (next(host.predict(1, 1)).nll_BS == before).all()
-
-
 @pytest.mark.slow
 def test_offloaded_weights_give_the_same_numbers(folder, host, monkeypatch):
     monkeypatch.setattr("accelerate.utils.get_max_memory", lambda: {"cpu": 250_000})
@@ -235,8 +220,6 @@ def test_a_folder_of_results_belongs_to_one_model_and_one_text(folder, capsys):
     assert "already exists" in capsys.readouterr().out
     for change, part in (
         ({"context": 32}, r"different context \(64, not 32\)"),
-        ({"dtype": "bfloat16"}, r"different dtype \(float32, not bfloat16\)"),
-        ({"data": asked.data | {"validation_document_tokens": 9}}, r"document_tokens \(None, not 9\)"),
         ({"data": asked.data | {"seed": 3}}, r"different seed \(0, not 3\)"),
     ):
         with pytest.raises(UserError, match=part):
@@ -246,7 +229,7 @@ def test_a_folder_of_results_belongs_to_one_model_and_one_text(folder, capsys):
 def test_bf16_is_computed_on_request(folder, host):
     halved = request(folder, folder / "qwen3_moe", dtype="bfloat16").load()
     assert {parameter.dtype for parameter in halved.model.parameters()} == {torch.bfloat16}
-    assert halved.precisions == {"trained": "float32", "analysed": "bfloat16"}
+    assert halved.precisions == {"trained": "float32", "analyzed": "bfloat16"}
     losses = [quality(each, 256, 4, 2, 0).record["metrics"]["loss"] for each in (halved, host)]
     assert losses[0] == pytest.approx(losses[1], rel=0.02)
     assert losses[0] != losses[1]
@@ -264,21 +247,13 @@ class SquaredSigmoidRouter(modeling_mixtral.MixtralTopKRouter):
 def test_the_program_in_the_guide_adds_a_rule(tmp_path, monkeypatch):
     monkeypatch.setattr(modeling_mixtral, "MixtralTopKRouter", SquaredSigmoidRouter)
     monkeypatch.setattr("simbal.hf.routers.RULES", [*RULES])
-    folder, program = (
-        saved(tmp_path, "mixtral"),
-        re.search(r"```python\n([^`]*SquaredSigmoid.+?)```", guide(), re.DOTALL),
-    )
+    folder = saved(tmp_path, "mixtral")
+    program = re.search(r"```python\n([^`]*SquaredSigmoid.+?)```", guide(), re.DOTALL)
     (tmp_path / "measure.py").write_text(program[1])
-    (tmp_path / "plain.py").write_text("from simbal.cli.main import main\nmain()\n")
-    keys = ["evaluate", f"hf={folder}", "data=files", f"data.files={write_text(tmp_path)}", "analysis=routing"]
-    refused, done = (run(tmp_path, str(tmp_path / name), *keys) for name in ("plain.py", "measure.py"))
-    assert "follows none of the rules" in refused.stderr
+    keys = [f"hf={folder}", "data=files", f"data.files={write_text(tmp_path)}", "analysis=routing"]
+    assert "follows none of the rules" in run(tmp_path, "evaluate.py", *keys).stderr
+    done = run(tmp_path, str(tmp_path / "measure.py"), "evaluate", *keys)
     assert done.returncode == 0, done.stderr
-
-
-def remove_safetensors(model: Path) -> None:
-    (model / "model.safetensors").unlink()
-    torch.save({}, model / "pytorch_model.bin")
 
 
 def remove_a_weight(model: Path) -> None:
@@ -287,26 +262,15 @@ def remove_a_weight(model: Path) -> None:
     save_file(weights, model / "model.safetensors", {"format": "pt"})
 
 
-def change_config(model: Path, **keys: object) -> None:
-    config = json.loads((model / "config.json").read_text()) | keys
-    (model / "config.json").write_text(json.dumps(config))
-
-
 def add_code(model: Path) -> None:
     (model / "modeling_own.py").write_text(f"open({str(model / 'ran')!r}, 'w')\n")
     auto_map = {"AutoConfig": "modeling_own.C", "AutoModelForCausalLM": "modeling_own.M"}
-    change_config(model, model_type="own", auto_map=auto_map)
+    config = json.loads((model / "config.json").read_text()) | {"model_type": "own", "auto_map": auto_map}
+    (model / "config.json").write_text(json.dumps(config))
 
 
 @pytest.mark.parametrize(
-    ("damage", "part"),
-    [
-        (remove_safetensors, "model.safetensors"),
-        (remove_a_weight, "model.norm.weight"),
-        (lambda model: change_config(model, model_type="mixtral_of_tomorrow"), "mixtral_of_tomorrow"),
-        (add_code, "config.json"),
-    ],
-    ids=["pickled weights", "a missing weight", "an unknown architecture", "an architecture in the folder"],
+    ("damage", "part"), [(remove_a_weight, "model.norm.weight"), (add_code, "config.json cannot be read")]
 )
 def test_a_model_is_refused_with_a_one_sentence_error_and_its_code_is_not_executed(folder, tmp_path, damage, part):
     model = shutil.copytree(saved(folder, "mixtral"), tmp_path / "model")

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from simbal.balancing import HashRouting, LoadBalancingLoss, LogitNorm, LossFree, QuantileBalancing, RouterZLoss, SimBal
+from simbal.balancing import LoadBalancingLoss, LogitNorm, LossFree, QuantileBalancing, RouterZLoss, SimBal
 from simbal.errors import UserError
 from simbal.hf import attach
 from tests.hf.architectures import (
@@ -60,16 +60,6 @@ def test_the_models_bias_moves_by_its_definition_and_stays_after_detach(name):
     assert torch.equal(model(**batch(2)).logits, after)
 
 
-def test_the_load_becomes_more_even():
-    model, loads = with_bias("deepseek_v3"), []
-    with attach(model, LossFree(update_rate=0.02, bias_on="scores")) as balancing:
-        for _ in range(60):
-            model(**batch())
-            loads.append(sum(float(routing.tokens_per_expert_E.max()) for routing in balancing.routings))
-            balancing.step()
-    assert min(loads[-10:]) < 0.8 * loads[0]
-
-
 def test_the_values_in_the_model_are_authoritative():
     """Weights are loaded after attaching, the model is cast, and its state moves to another model."""
     source, target = with_bias("deepseek_v3"), host("deepseek_v3")
@@ -105,12 +95,10 @@ def test_a_bf16_bias_is_refused_and_the_proposed_fix_works():
     ("name", "strategy", "part"),
     [
         ("deepseek_v3", QuantileBalancing(), r"use LossFree\(bias_on='scores'\)"),
-        ("minimax_m2", HashRouting(), r"use LossFree\(bias_on='scores'\)"),
         ("deepseek_v3", LossFree(), "set bias_on='scores'"),
         ("deepseek_v3", LossFree(bias_on="scores", bias_dtype="bf16"), "bias_dtype='fp32'"),
         ("deepseek_v2", LossFree(bias_on="scores"), "have another rule: .* groups=Groups[^;]*$"),
         ("phimoe", LogitNorm(), "samples experts in training: attach losses, not LogitNorm"),
-        ("phimoe", HashRouting(), "samples experts in training: attach losses, not HashRouting"),
     ],
 )
 def test_strategies_that_cannot_choose_under_the_models_rule_are_refused(name, strategy, part):
@@ -123,18 +111,15 @@ def test_sampled_experts_are_recorded():
     model = host("phimoe")
     calls = record_experts(model)
     with attach(model, [RouterZLoss(), LoadBalancingLoss(choice="biased")]) as balancing:
-        for seed in range(5):
-            calls.clear()
-            model(**batch(seed))
-            for routing, (_, experts_NK, _) in zip(balancing.routings, calls, strict=True):
-                assert torch.equal(routing.topk_experts_NK, experts_NK)
-                topk_NK = routing.logits_NE.topk(K).indices
-                assert torch.equal(routing.unsteered_experts_NK.sort().values, topk_NK.sort().values)
+        model(**batch())
+        for routing, (_, experts_NK, _) in zip(balancing.routings, calls, strict=True):
+            assert torch.equal(routing.topk_experts_NK, experts_NK)
+            topk_NK = routing.logits_NE.topk(K).indices
+            assert torch.equal(routing.unsteered_experts_NK.sort().values, topk_NK.sort().values)
 
 
-@pytest.mark.parametrize("name", [*BIASED, "deepseek_v2"])
-def test_adjusted_logits_go_into_the_models_rule(name):
-    model = with_bias(name) if name in BIASED else host(name, **GROUPS_WITHOUT_BIAS)
+def test_adjusted_logits_go_into_the_models_rule():
+    model = with_bias("deepseek_v3")
     with attach(model, LogitNorm(2.0)) as balancing:
         model(**batch())
         for router, routing in zip(balancing.routers, balancing.routings, strict=True):

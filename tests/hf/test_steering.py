@@ -11,6 +11,7 @@ from simbal.balancing import (
     LogitNorm,
     LossFree,
     QuantileBalancing,
+    RouterZLoss,
     SimBal,
     Sinkhorn,
     UniformRouting,
@@ -22,7 +23,7 @@ from tests.hf.architectures import HOSTS, B, E, K, S, batch, host, record_expert
 
 STRATEGIES = [
     LossFree(update_rate=0.5), LossFree(update_rate=0.1, bias_on="scores", center=True), QuantileBalancing(),
-    LogitNorm(2.0), Sinkhorn(), HashRouting(1), UniformRouting(1),
+    LogitNorm(2.0), Sinkhorn(), HashRouting(1), UniformRouting(1), RouterZLoss(),
 ]  # fmt: skip
 
 
@@ -46,42 +47,12 @@ def test_experts_and_weights_equal_those_of_our_router(name, strategy):
                 assert torch.equal(experts_NK, expected.topk_experts_NK)
                 torch.testing.assert_close(weights_NK, expected.topk_probs_NK)
                 recorded = balancing.routings[router.layer]
-                assert torch.equal(recorded.topk_experts_NK, expected.topk_experts_NK)
-                assert recorded.steered == expected.steered
+                assert (recorded.steered, recorded.num_sequences) == (expected.steered, B)
+                for key in ("logits_NE", "probs_NE", "topk_experts_NK", "topk_probs_NK", "tokens_per_expert_E"):
+                    torch.testing.assert_close(getattr(recorded, key), getattr(expected, key))
 
 
-@pytest.mark.parametrize("micro_batches", [1, 2])
-def test_a_loss_free_bias_moves_by_its_definition_and_only_in_step(micro_batches):
-    model = host()
-    with attach(model, {"lf": LossFree(update_rate=0.25)}) as balancing:
-        bias_LE = balancing.strategies.parts["lf"].bias_LE
-        expected_LE = torch.zeros_like(bias_LE)
-        for step in range(3):
-            counts_LE = torch.zeros_like(bias_LE)
-            for part in range(micro_batches):
-                model(**batch(10 * step + part))
-                for layer, routing in enumerate(balancing.routings):
-                    counts_LE[layer] += torch.bincount(routing.topk_experts_NK.flatten(), minlength=E)
-                assert torch.equal(bias_LE, expected_LE)
-            balancing.step()
-            expected_LE += 0.25 * (micro_batches * B * S * K / E - counts_LE).sign()
-            assert torch.equal(bias_LE, expected_LE)
-        assert expected_LE.abs().sum() > 0
-
-
-def test_routers_learn_from_the_cross_entropy_under_a_bias():
-    model = host()
-    plain = model(**batch()).logits
-    with attach(model, LossFree(update_rate=1.0)) as balancing:
-        torch.testing.assert_close(model(**batch()).logits, plain)  # the bias is 0
-        balancing.step()
-        model(**batch()).loss.backward()
-    assert all(weight_ED.grad.abs().sum() > 0 for weight_ED in router_weights(model).values())
-
-
-@pytest.mark.parametrize(
-    "strategies", [[LossFree(update_rate=0.5)], [QuantileBalancing(), SimBal()], [UniformRouting()]]
-)
+@pytest.mark.parametrize("strategies", [[QuantileBalancing(), SimBal()], [UniformRouting()]])
 def test_a_saved_state_resumes(strategies, tmp_path):
     model = host()
     with attach(model, copy.deepcopy(strategies)) as balancing:
@@ -97,14 +68,16 @@ def test_a_saved_state_resumes(strategies, tmp_path):
         assert torch.equal(model(**batch(9)).logits, expected)
 
 
-def test_a_steered_bf16_model_computes_in_bf16():
+def test_a_steered_bf16_model_computes_in_bf16_and_is_balanced_in_fp32():
     model = host().bfloat16()
     calls = record_experts(model)
     model(**batch())
     plain = [tensor.dtype for call in calls for tensor in call]
     calls.clear()
-    with attach(model, LossFree()):
+    with attach(model, [LossFree(), RouterZLoss()]) as balancing:
         output = model(**batch(), output_router_logits=True)
+        assert balancing.loss().dtype == balancing.routings[0].topk_probs_NK.dtype == torch.float32
+        assert balancing.strategies.parts["LossFree"].bias_LE.dtype == torch.float32
     assert [tensor.dtype for call in calls for tensor in call] == plain
     assert output.router_logits[0].dtype == torch.bfloat16
 
@@ -130,18 +103,16 @@ def test_input_embeddings_work_unless_a_strategy_needs_token_ids():
             model(**embedded)
 
 
-@pytest.mark.parametrize("scale_by_lr", [True, False])
-def test_a_decoupled_step_moves_the_routers_after_the_optimizer(scale_by_lr):
+def test_a_decoupled_step_moves_the_routers_after_the_optimizer():
     model = host()
     before = [weight.detach().clone() for weight in router_weights(model).values()]
     penalty = ErnieOrthogonalLoss(coef=1.0)
-    with attach(model, ErnieOrthogonalLoss(coef=1.0, decoupled=True, scale_by_lr=scale_by_lr)) as balancing:
+    with attach(model, ErnieOrthogonalLoss(coef=1.0, decoupled=True)) as balancing:
         model(**batch())
         assert balancing.loss() == 0
-        if scale_by_lr:
-            with pytest.raises(UserError, match="ErnieOrthogonalLoss needs the learning rate"):
-                balancing.step()
+        with pytest.raises(UserError, match="ErnieOrthogonalLoss needs the learning rate"):
+            balancing.step()
         balancing.step(lr=0.5)
     for old_ED, new_ED in zip(before, router_weights(model).values(), strict=True):
         (gradient_ED,) = torch.autograd.grad(penalty.of_weight(old_ED.requires_grad_()), old_ED)
-        torch.testing.assert_close(new_ED, old_ED - (0.5 if scale_by_lr else 1.0) * gradient_ED)
+        torch.testing.assert_close(new_ED, old_ED - 0.5 * gradient_ED)

@@ -41,8 +41,8 @@ def strategies() -> list:
 def trainer_of(folder: Path, kind: type[Trainer] = Trainer, model: object = None, **keys):
     given = {
         "output_dir": str(folder), "per_device_train_batch_size": 2, "gradient_accumulation_steps": 3, "max_steps": 8,
-        "learning_rate": 0.01, "lr_scheduler_type": "linear", "logging_steps": 2, "save_strategy": "no",
-        "max_grad_norm": 1.0, "report_to": [], "use_cpu": True, "disable_tqdm": True, "weight_decay": 0.1, "seed": 1,
+        "learning_rate": 0.01, "lr_scheduler_type": "constant", "logging_steps": 2, "save_strategy": "no",
+        "max_grad_norm": 1.0, "report_to": [], "use_cpu": True, "disable_tqdm": True, "seed": 1,
     }  # fmt: skip
     args = TrainingArguments(**given | keys)
     return kind(model=model or host(), args=args, train_dataset=samples(), eval_dataset=samples()[:4])
@@ -54,15 +54,9 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
 
 def train_in_a_loop(model: PreTrainedModel, steps: list[list[dict]]) -> list[dict[str, float]]:
     """Train on the mean token loss of each step plus the mean of the strategies' losses over its micro-batches."""
-    named = [*model.named_parameters()]
-    decayed = [w for name, w in named if w.dim() > 1 and "norm" not in name]
-    others = [w for name, w in named if not (w.dim() > 1 and "norm" not in name)]
-    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
-    optimizer, logged = torch.optim.AdamW(groups, lr=0.01), []
+    optimizer, logged = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.0), []
     with attach(model, strategies()) as balancing:
-        for step, batches in enumerate(steps):
-            for group in optimizer.param_groups:
-                group["lr"] = 0.01 * (1 - step / len(steps))
+        for batches in steps:
             num_labels = sum(int((batch["labels"][:, 1:] != -100).sum()) for batch in batches)
             sums = {"aux/SimBal": 0.0, "aux/LoadBalancingLoss": 0.0}
             for batch in batches:
@@ -111,7 +105,7 @@ def test_the_strategies_gradient_does_not_depend_on_accumulation_or_the_trainers
 
     found = []
     for accumulation in (1, 5):
-        keys = {"gradient_accumulation_steps": accumulation, "weight_decay": 0.0, "max_grad_norm": 0}
+        keys = {"gradient_accumulation_steps": accumulation, "max_grad_norm": 0}
         trainer = trainer_of(tmp_path, NoLossTrainer, max_steps=2, **keys)
         trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.01)
         trainer.model_accepts_loss_kwargs = accepts_loss_kwargs
@@ -129,7 +123,6 @@ def test_the_strategies_gradient_does_not_depend_on_accumulation_or_the_trainers
         ("mixtral", lambda: {"simbal": SimBal(), "lf": LossFree(update_rate=0.05)}, True),
         ("mixtral", lambda: {"uniform": UniformRouting()}, False),
         ("deepseek_v3", lambda: {"lf": LossFree(update_rate=0.05, bias_on="scores"), "z": RouterZLoss()}, False),
-        ("phimoe", lambda: {"lbl": LoadBalancingLoss(scope="micro")}, False),  # samples experts
     ],
 )
 def test_a_resumed_training_is_bit_identical(tmp_path, name, make, restores_callbacks):
@@ -145,27 +138,20 @@ def test_a_resumed_training_is_bit_identical(tmp_path, name, make, restores_call
         return weights(trainer.model) | balancing.attachment.state_dict()["strategies"]
 
     uninterrupted, resumed = train(tmp_path, False), train(tmp_path / "resumed", True)
-    assert uninterrupted.keys() == resumed.keys()
-    for key, tensor in uninterrupted.items():
-        assert torch.equal(tensor, resumed[key]), key
+    torch.testing.assert_close(uninterrupted, resumed, rtol=0, atol=0)
 
 
 def test_a_checkpoint_of_other_strategies_is_refused(tmp_path):
-    for folder, strategies_there, part in (
-        (tmp_path / "other", {"lf": LossFree()}, "checkpoint of step 1 was trained with lf, not with SimBal"),
-        (tmp_path / "plain", None, "trained with no strategies, not with SimBal"),
-    ):
-        trainer = trainer_of(folder, max_steps=1, save_strategy="steps", save_steps=1)
-        if strategies_there:
-            attach_trainer(trainer, strategies_there)
-        trainer.train()
-        trainer = trainer_of(tmp_path, max_steps=2)
-        attach_trainer(trainer, SimBal())
-        with pytest.raises(UserError, match=part):
-            trainer.train(resume_from_checkpoint=str(folder / "checkpoint-1"))
+    trainer = trainer_of(tmp_path, max_steps=1, save_strategy="steps", save_steps=1)
+    attach_trainer(trainer, {"lf": LossFree()})
+    trainer.train()
+    trainer = trainer_of(tmp_path, max_steps=2)
+    attach_trainer(trainer, SimBal())
+    with pytest.raises(UserError, match="checkpoint of step 1 was trained with lf, not with SimBal"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
 
 
-def test_the_best_checkpoint_restores_its_bias(tmp_path):
+def test_the_best_checkpoint_restores_its_bias_and_transformers_loads_it(tmp_path):
     """Evaluations get worse with every step, so the first checkpoint is the best."""
     trainer = trainer_of(
         tmp_path, max_steps=3, save_strategy="steps", save_steps=1, eval_strategy="steps", eval_steps=1,
@@ -179,14 +165,6 @@ def test_the_best_checkpoint_restores_its_bias(tmp_path):
     assert balancing.attachment.steps == 1
     bias_LE = balancing.attachment.strategies.parts["LossFree"].bias_LE
     assert bias_LE.abs().max() == pytest.approx(0.05)
-    best = MixtralForCausalLM.from_pretrained(tmp_path / "checkpoint-1")
-    assert torch.equal(trainer.model.model.layers[0].mlp.gate.weight, best.model.layers[0].mlp.gate.weight)
-
-
-def test_transformers_loads_checkpoints_and_the_saved_model(tmp_path):
-    trainer = trainer_of(tmp_path, max_steps=1, save_strategy="steps", save_steps=1)
-    attach_trainer(trainer, SimBal())
-    trainer.train()
     trainer.save_model(str(tmp_path / "final"))
     for folder in ("checkpoint-1", "final"):
         again = MixtralForCausalLM.from_pretrained(tmp_path / folder)
@@ -212,14 +190,6 @@ class TwoPassTrainer(Trainer):
         return super().compute_loss(model, inputs, **keys)
 
 
-class LaterPassTrainer(Trainer):
-    def compute_loss(self, model, inputs, **keys):
-        loss = super().compute_loss(model, inputs, **keys)
-        with torch.no_grad():
-            model(**inputs)
-        return loss
-
-
 class OwnBackwardTrainer(Trainer):
     def training_step(self, model, inputs, num_items_in_batch=None):
         loss = self.compute_loss(model.train(), inputs)
@@ -231,7 +201,6 @@ class OwnBackwardTrainer(Trainer):
     ("kind", "part"),
     [
         (TwoPassTrainer, "must run the model once"),
-        (LaterPassTrainer, "must run the model once"),
         (OwnBackwardTrainer, "does not call accelerator.backward"),
     ],
 )

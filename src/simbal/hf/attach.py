@@ -119,7 +119,7 @@ class Attachment:
         """The router decisions of each MoE layer in the last forward pass, without padding.
 
         Raises:
-            UserError: there was no pass since the last `step`, or the strategies are detached.
+            UserError: there was no pass since the last `step`.
         """
         return self._last_pass()[1]
 
@@ -145,8 +145,6 @@ class Attachment:
         return self._step.counts_LE
 
     def _last_pass(self) -> tuple[ForwardPass, list[Routing]]:
-        if not self._hooks.handles:
-            raise UserError("the strategies are detached from the model")
         if self._hooks.finished is None:
             raise UserError("call the model first: there was no forward pass since the last step()")
         return self._hooks.finished

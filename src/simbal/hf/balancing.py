@@ -3,6 +3,8 @@
 It uses random tokens instead of the data, and prints the findings of `simbal.hf.describe`.
 """
 
+from dataclasses import asdict
+
 from simbal.analysis.result import Result
 from simbal.console import new_grid
 from simbal.hf.describe import describe
@@ -12,7 +14,7 @@ DEFINITION = {
     "findings": "results of a few passes over random tokens in training mode, each with a kind, a fact and advice; "
     "kinds: no_loss, on, off, zero, config_ignored for the auxiliary loss; formula, factor_k, pooled, other_gating, "
     "unknown for its formula; mask, padding, gradient, no_gradient, accumulation for its tokens and gradient; "
-    "idle_bias, moving_bias for the routers' bias",
+    "idle_bias, moving_bias for the routers' bias; frozen for routers without gradients",
 }
 
 
@@ -23,18 +25,9 @@ def balancing(hf: HFModel) -> Result:
         UserError: the model has no known routers, or some weights are not in memory.
     """
     description = describe(hf.model)
-    findings = [finding for finding in description.findings if finding.kind != "frozen"]  # analyses need no gradients
     grid = new_grid(f"{description.model}: {description.routers}")
     for heading in ("fact", "what to do"):
         grid.add_column(heading, overflow="fold")
-    for finding in findings:
+    for finding in description.findings:
         grid.add_row(finding.fact, finding.advice)
-    rows = [vars(finding) for finding in findings]
-    record = {
-        "definition": DEFINITION,
-        "model": description.model,
-        "routers": description.routers,
-        "findings": rows,
-        "metrics": {},
-    }
-    return Result([grid], [], record)
+    return Result([grid], [], {"definition": DEFINITION, **asdict(description), "metrics": {}})

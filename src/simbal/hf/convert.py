@@ -239,7 +239,11 @@ def shape_of(config: Any) -> TransformerShape:
         for key, value in supported.items():
             if (values.get(key) or value) != value:
                 raise UserError(f"{prefix}{key}={values[key]} is not supported, only {value}")
-    _require_full_attention(config)
+    kinds = {*(getattr(config, "layer_types", None) or [])} - {"full_attention"}
+    window = getattr(config, "sliding_window", None)
+    if kinds or (window is not None and window < config.max_position_embeddings):
+        setting = f"layer_types={sorted(kinds)}" if kinds else f"sliding_window={window}"
+        raise UserError(f"{setting} is not supported: our attention has no sliding window")
     d_model, num_heads = config.hidden_size, config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or d_model // num_heads
     if not architecture.any_head_dim and head_dim * num_heads != d_model:
@@ -261,15 +265,6 @@ def shape_of(config: Any) -> TransformerShape:
         renormalize=config.norm_topk_prob if architecture.any_renormalize else True,
         tie_embeddings=config.tie_word_embeddings,
     )
-
-
-def _require_full_attention(config: Any) -> None:
-    """Raise `UserError` for a sliding window that is shorter than the context."""
-    kinds = {*(getattr(config, "layer_types", None) or [])} - {"full_attention"}
-    window = getattr(config, "sliding_window", None)
-    if kinds or (window is not None and window < config.max_position_embeddings):
-        setting = f"layer_types={sorted(kinds)}" if kinds else f"sliding_window={window}"
-        raise UserError(f"{setting} is not supported: our attention has no sliding window")
 
 
 def read_config(folder: Path) -> Any:
@@ -304,10 +299,7 @@ def weight_files(folder: Path) -> list[Path]:
     if (folder / SINGLE).exists():
         return [folder / SINGLE]
     if (folder / INDEX).exists():
-        try:
-            names = {*json.loads((folder / INDEX).read_bytes())["weight_map"].values()}
-        except (ValueError, KeyError) as error:
-            raise UserError(f"{folder / INDEX} is damaged: {on_one_line(error)}") from None
+        names = {*json.loads((folder / INDEX).read_bytes())["weight_map"].values()}
         return [folder / name for name in sorted(names)]
     raise UserError(
         f"{folder} has no {SINGLE} or {INDEX}: save the model with save_pretrained, as pickles are not loaded"

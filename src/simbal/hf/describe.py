@@ -18,17 +18,17 @@ from torch import Tensor, nn
 from simbal.balancing.base import Balancing
 from simbal.balancing.lbl import LoadBalancingLoss, PooledLoadBalancingLoss
 from simbal.errors import UserError
-from simbal.hf.hooks import Hooks, paused
+from simbal.hf.hooks import ForwardPass, Hooks, paused
 from simbal.hf.routers import Rule, find_backbone, find_routers
 from simbal.model.router import Routing, apply_gating
 
 S = 16
 SWITCH = "output_router_logits"  # config key and forward argument that enables transformers' auxiliary loss
 COEFFICIENT = "router_aux_loss_coef"  # attribute of the model, and config key
-SCOPES = {  # the tokens over which a load-balancing loss is computed
-    "model": "over the tokens of all layers together",
-    "layer": "for each layer, averaged over layers",
-    "sequence": "for each sequence in each layer, averaged",
+FORMS: dict[str, Balancing] = {  # load-balancing losses by the tokens over which they are computed
+    "over the tokens of all layers together": PooledLoadBalancingLoss(1.0),
+    "for each layer, averaged over layers": LoadBalancingLoss(1.0, scope="micro"),
+    "for each sequence in each layer, averaged": LoadBalancingLoss(1.0, scope="sequence"),
 }
 ATTACH_LBL = "attach(model, LoadBalancingLoss(scope='micro'))"
 
@@ -105,12 +105,11 @@ def restored(model: nn.Module, trained: Sequence[Tensor]) -> Iterator[None]:
     parameters = [(parameter, parameter.requires_grad, parameter.grad) for parameter in model.parameters()]
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]  # some models update a bias in training
     gpus = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
-    trained_ids = {id(tensor) for tensor in trained}
     with torch.random.fork_rng(gpus), torch.enable_grad():
         try:
             for parameter, _, _ in parameters:
                 parameter.grad = None
-                parameter.requires_grad_(id(parameter) in trained_ids)
+                parameter.requires_grad_(any(parameter is tensor for tensor in trained))
             model.train()
             yield
         finally:
@@ -138,23 +137,11 @@ def attribute_set_to(owner: Any, name: str, value: Any) -> Iterator[None]:
         setattr(owner, name, before)
 
 
-@dataclass(frozen=True)
-class Observation:
-    """A pass in training mode: the loss that the model adds to the cross-entropy, and the decisions of every router."""
-
-    added: Tensor  # scalar with gradient
-    routings: list[Routing]  # without padding
-    all_routings: list[Routing]  # with padding
-
-
 @torch.no_grad()
-def load_balancing_loss(scope: str, routings: Sequence[Routing]) -> float:
-    """Return E sum_i f_i P_i: f counts the K largest logits, P is a mean softmax, `scope` is a key of `SCOPES`."""
+def load_balancing_loss(form: Balancing, routings: Sequence[Routing]) -> float:
+    """Return E sum_i f_i P_i: f counts the K largest logits, P is a mean softmax, `form` is a value of `FORMS`."""
     softmax = [replace(r, gating="softmax", probs_NE=apply_gating(r.logits_NE, "softmax")) for r in routings]
-    strategy: Balancing = PooledLoadBalancingLoss(1.0)
-    if scope != "model":
-        strategy = LoadBalancingLoss(1.0, scope="micro" if scope == "layer" else "sequence")
-    return float(strategy.losses(softmax, None).mean())
+    return float(form.losses(softmax, None).mean())
 
 
 class Experiment:
@@ -164,14 +151,11 @@ class Experiment:
         """Find the routers.
 
         Raises:
-            UserError: see `find_routers`; or the model is not a language model with all weights in memory.
+            UserError: see `find_routers`; or some weights are not in memory.
         """
         self.model, self.routers = model, find_routers(model)
         self.backbone = find_backbone(model, self.routers)
-        embedding: Any = getattr(model, "get_input_embeddings", lambda: None)()
-        if not isinstance(embedding, nn.Module) or not hasattr(embedding, "weight"):
-            raise UserError(f"{type(model).__name__} has no input embedding: pass a language model with its head")
-        self.embedding: Tensor = embedding.weight  # type: ignore[assignment]
+        self.embedding: Tensor = model.get_input_embeddings().weight  # type: ignore[operator]
         if any(parameter.is_meta for parameter in model.parameters()):
             raise UserError(f"some weights of {type(model).__name__} are not in memory, but gradients are needed")
         self.tolerance = 0.03 if torch.finfo(self.embedding.dtype).bits < 32 else 2e-3  # relative
@@ -183,10 +167,6 @@ class Experiment:
         tokens_BS = vocabulary[torch.randint(distinct, (sequences, S), generator=generator)].to(self.embedding.device)
         return {"input_ids": tokens_BS, "labels": tokens_BS, "attention_mask": torch.ones_like(tokens_BS)}
 
-    def batches(self) -> list[dict[str, Tensor]]:
-        """Return batches with different degrees of imbalance."""
-        return [self.batch(seed, *sizes) for seed, sizes in enumerate(((1, 1), (2, 3), (2, 32), (3, 6), (1, 16)))]
-
     def run(self, batch: dict[str, Tensor], **keys: object) -> Any:
         """Return the model's output for a batch, with its loss."""
         torch.manual_seed(0)
@@ -195,22 +175,23 @@ class Experiment:
             raise UserError(f"{type(self.model).__name__} returns no loss for labels: pass a language model")
         return output
 
-    def observe(self, batch: dict[str, Tensor], **keys: object) -> Observation:
-        """Run the model on a batch. `keys` are arguments of its forward pass, such as output_router_logits."""
+    def observe(self, batch: dict[str, Tensor], turned_on: bool = True) -> tuple[Tensor, ForwardPass]:
+        """Return the loss that the model adds to the cross-entropy of a batch, a scalar with gradient, and the pass.
+
+        The auxiliary loss is `turned_on`, or as the config says.
+        """
         hooks = Hooks(self.backbone, self.routers)
         try:
-            output = self.run(batch, **keys)
+            output = self.run(batch, **{SWITCH: True} if turned_on else {})
         finally:
             hooks.remove()
         logits_NV, labels_N = output.logits[:, :-1].float().flatten(0, 1), batch["labels"][:, 1:].flatten()
         assert hooks.finished
-        last, routings = hooks.finished
-        with_padding = replace(last, kept_N=None).routings(self.routers)
-        return Observation(output.loss - nn.functional.cross_entropy(logits_NV, labels_N), routings, with_padding)
+        return output.loss - nn.functional.cross_entropy(logits_NV, labels_N), hooks.finished[0]
 
-    def added(self, **keys: object) -> Tensor:
-        """Return the loss that the model adds to the cross-entropy of a batch, a scalar with gradient."""
-        return self.observe(self.batch(7, 2, 5), **keys).added
+    def added(self, turned_on: bool = True) -> Tensor:
+        """Return the loss that the model adds to the cross-entropy of a fixed batch, a scalar with gradient."""
+        return self.observe(self.batch(7, 2, 5), turned_on)[0]
 
     def differ(self, one: float, other: float) -> bool:
         """Whether two values differ by more than the rounding error of the cross-entropy."""
@@ -218,15 +199,15 @@ class Experiment:
 
     def scales_loss(self, owner: Any) -> bool:
         """Whether the auxiliary loss depends on the coefficient stored in `owner`."""
-        before = self.added(**{SWITCH: True}).item()
+        before = self.added().item()
         with attribute_set_to(owner, COEFFICIENT, getattr(owner, COEFFICIENT) + 1.0):
-            return self.differ(self.added(**{SWITCH: True}).item(), before)
+            return self.differ(self.added().item(), before)
 
     def loss_findings(self) -> Iterator[Finding]:
         """Yield all findings about the auxiliary loss."""
         owners = [module for module in self.model.modules() if COEFFICIENT in vars(module)]
         owner = next((module for module in owners if self.scales_loss(module)), None)
-        if owner is None and not self.differ(self.added(**{SWITCH: True}).item(), 0.0):
+        if owner is None and not self.differ(self.added().item(), 0.0):
             advice = f"{ATTACH_LBL} adds one for each layer"
             yield Finding("no_loss", "its code has no auxiliary loss, whatever the config says", advice)
             return
@@ -256,7 +237,7 @@ class Experiment:
             fact = f"its auxiliary loss has no effect: model.{COEFFICIENT} is 0"
             yield Finding("zero", fact, f"set model.{COEFFICIENT} to train with it")
         with attribute_set_to(owner, COEFFICIENT, 1.0):
-            is_on = self.differ(self.added().item(), 0.0)
+            is_on = self.differ(self.added(turned_on=False).item(), 0.0)
         if not is_on:
             yield Finding(
                 "off", f"its auxiliary loss is off: config.{SWITCH} is False, so {setting} has no effect",
@@ -266,25 +247,27 @@ class Experiment:
             yield Finding("on", f"its auxiliary loss is on, with {setting}")
 
     def find_form(self) -> tuple[str, float] | None:
-        """Return scope and factor of the load-balancing loss that explains the added loss of every batch, or None."""
-        passes = [self.observe(batch, **{SWITCH: True}) for batch in self.batches()]
-        added_P = torch.tensor([seen.added.item() for seen in passes], dtype=torch.float64)
-        for scope in list(SCOPES)[1 if len(self.routers) == 1 else 0 :]:
-            loss_P = torch.tensor([load_balancing_loss(scope, seen.routings) for seen in passes], dtype=torch.float64)
+        """Return the text in `FORMS` and the factor of the loss that explains every added loss, or None."""
+        sizes = ((1, 1), (2, 3), (2, 32), (3, 6), (1, 16))  # with different degrees of imbalance
+        passes = [self.observe(self.batch(seed, *size)) for seed, size in enumerate(sizes)]
+        routings = [seen.routings(self.routers) for _, seen in passes]
+        added_P = torch.tensor([added.item() for added, _ in passes], dtype=torch.float64)
+        for text, form in FORMS.items():
+            loss_P = torch.tensor([load_balancing_loss(form, each) for each in routings], dtype=torch.float64)
             factor = float((loss_P @ added_P) / (loss_P @ loss_P))
             if bool(((factor * loss_P - added_P).abs() <= self.tolerance * added_P.abs()).all()):
-                return scope, factor
+                return text, factor
         return None
 
     def formula_findings(self, coefficient: str) -> Iterator[Finding]:
         """Yield the formula of the loss. `coefficient` is the text before the formula; its value must be 1."""
-        form, top_k, gating = self.find_form(), self.routers[0].top_k, self.routers[0].gating
-        if form is None:
+        found, top_k, gating = self.find_form(), self.routers[0].top_k, self.routers[0].gating
+        if found is None:
             yield Finding("unknown", "its auxiliary loss is not a known form of the load-balancing loss")
             return
-        scope, factor = form
+        text, factor = found
         is_one = abs(factor - 1) < self.tolerance
-        formula = f"{coefficient}{'' if is_one else f'{factor:.4g} x '}E sum_i f_i P_i {SCOPES[scope]}"
+        formula = f"{coefficient}{'' if is_one else f'{factor:.4g} x '}E sum_i f_i P_i {text}"
         yield Finding(
             "formula", f"it is {formula}; f_i: fraction of tokens with expert i among the {top_k} largest logits, P_i: "
             "mean softmax of the logits",
@@ -295,36 +278,36 @@ class Experiment:
                 f"coefficient acts {top_k} times as strongly as with f_i that sum to 1",
                 f"divide a coefficient by {top_k} if it was tuned with f_i that sum to 1 (norm='E/K')",
             )  # fmt: skip
-        if scope == "model":
+        if isinstance(FORMS[text], PooledLoadBalancingLoss) and len(self.routers) > 1:
             yield Finding("pooled", "opposite imbalances of two layers cancel out", f"{ATTACH_LBL} balances each layer")
         if gating != "softmax":
             yield Finding("other_gating", f"its P_i use softmax, but the router uses {gating}")
-        yield from self.padding_findings(scope, factor)
+        yield from self.padding_findings(FORMS[text], factor)
 
-    def padding_findings(self, scope: str, factor: float) -> Iterator[Finding]:
+    def padding_findings(self, form: Balancing, factor: float) -> Iterator[Finding]:
         """Yield whether padding counts as tokens."""
         padded = self.batch(3, 3, 9)
         for row, length in enumerate((16, 9, 4)):
             padded["attention_mask"][row, length:] = 0
         padded["labels"] = padded["labels"].masked_fill(padded["attention_mask"] == 0, -100)
-        seen = self.observe(padded, **{SWITCH: True})
-        added = seen.added.item()
-        if abs(added - factor * load_balancing_loss(scope, seen.routings)) <= self.tolerance * abs(added):
+        added, seen = self.observe(padded)
+        with_padding = replace(seen, kept_N=None)
+        losses = [factor * load_balancing_loss(form, each.routings(self.routers)) for each in (seen, with_padding)]
+        is_mask_used, is_padding_counted = (abs(added - loss) <= self.tolerance * abs(added) for loss in losses)
+        if is_mask_used:
             yield Finding("mask", "padding is excluded if the forward pass gets an attention_mask")
-        elif abs(added - factor * load_balancing_loss(scope, seen.all_routings)) <= self.tolerance * abs(added):
+        elif is_padding_counted:
             fact = "padding counts as tokens, although the forward pass gets an attention_mask"
             yield Finding("padding", fact, f"{ATTACH_LBL} excludes padding; or train without padding")
 
     def gradient_finding(self) -> Finding:
         """Return how many routers get a gradient from the loss."""
         weights = [router.weight_ED for router in self.routers]
-        added = self.added(**{SWITCH: True})
+        added = self.added()
         if added.requires_grad:
             added.backward()
         rounding = 1e-6  # of the cross-entropy's gradient
         reached = sum(weight.grad is not None and float(weight.grad.norm()) > rounding for weight in weights)
-        for weight in weights:
-            weight.grad = None
         if reached == len(weights):
             return Finding("gradient", f"its gradient reaches all {reached} routers")
         advice = "if gradient checkpointing drops the gradient, enable it with {'use_reentrant': False}"

@@ -22,14 +22,7 @@ from simbal.cost import count_parameters
 from simbal.data.prepare import open_encoder
 from simbal.data.tokenizer import PATTERN, Tokenizer
 from simbal.errors import UserError
-from simbal.hf.convert import (
-    CONFIG,
-    SINGLE,
-    architecture_of,
-    hf_config,
-    named_weights,
-    require_transformers,
-)
+from simbal.hf.convert import CONFIG, SINGLE, architecture_of, hf_config, named_weights, require_transformers
 from simbal.model.init import generator, init_router
 from simbal.model.router import Candidates, apply_gating
 from simbal.model.transformer import Transformer
@@ -152,11 +145,10 @@ def require_unsteered(balancing: Composition, num_experts: int, top_k: int, arch
     candidates = Candidates(0, tokens_BS, logits_NE, apply_gating(logits_NE, "softmax"), top_k)
     if balancing.mapper is not None:
         raise UserError(f"balancing.{balancing.mapper} computes the router logits differently from {architecture}")
-    for name, part in balancing.eval().parts.items():
-        if part.adjust_logits(logits_NE) is not logits_NE:
-            raise UserError(f"balancing.{name} adjusts the router logits, which {architecture} does not")
-        if part.choice_scores(candidates) is not logits_NE:
-            raise UserError(f"balancing.{name} changes the choice of experts, which {architecture} does not")
+    if balancing.adjuster is not None:
+        raise UserError(f"balancing.{balancing.adjuster} adjusts the router logits, which {architecture} does not")
+    if balancing.eval().choice_scores(candidates) is not logits_NE:
+        raise UserError(f"balancing.{balancing.chooser} changes the choice of experts, which {architecture} does not")
 
 
 def require_free(target: Path, config_hash: str, overwrite: bool) -> None:
@@ -201,7 +193,6 @@ def write_tokenizer(tokenizer: Tokenizer, seq_len: int, folder: Path) -> None:
     """
     from transformers.convert_slow_tokenizer import TikTokenConverter
 
-    assert PATTERN.count(POSSESSIVE) == 1, "the pattern in simbal.data.tokenizer has changed"
     unused = [f"<|unused_{rank}|>" for rank in range(len(tokenizer.ranks), tokenizer.eot)]
     pattern = PATTERN.replace(POSSESSIVE, GREEDY)
     converter: Any = TikTokenConverter(pattern=pattern, extra_special_tokens=[*unused, END_OF_TEXT])

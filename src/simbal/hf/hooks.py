@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from simbal.errors import UserError
-from simbal.hf.routers import HFRouter
+from simbal.hf.routers import HFRouter, is_close
 from simbal.model.router import Candidates, Routing, Steering, apply_gating, count_tokens, topk_indices
 
 RouterOutput = tuple[Tensor, Tensor, Tensor]  # logits_NE, weights_NK, experts_NK
@@ -47,10 +47,9 @@ class ForwardPass:
     def of_inputs(cls, backbone: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> "ForwardPass":
         """Return a new pass for the arguments of the backbone."""
         inputs = inspect.signature(backbone.forward).bind(*args, **kwargs).arguments | dict(kwargs)
-        ids_BS, embeddings_BSD = inputs.get("input_ids"), inputs.get("inputs_embeds")
+        ids_BS = inputs.get("input_ids")
         if ids_BS is None:
-            shape = embeddings_BSD.shape[:2] if isinstance(embeddings_BSD, Tensor) else (0, 0)
-            ids_BS = torch.empty(shape, dtype=torch.int64, device="meta")
+            ids_BS = torch.empty(inputs["inputs_embeds"].shape[:2], dtype=torch.int64, device="meta")
         mask, kept_N = inputs.get("attention_mask"), None
         if isinstance(mask, Tensor) and mask.dim() == 2:
             kept_N = mask[:, -ids_BS.shape[1] :].reshape(-1).bool()  # the mask also covers cached tokens
@@ -69,10 +68,10 @@ class ForwardPass:
         missing = [router.name for router in routers if router.layer not in self.decisions]
         if missing:
             raise UserError(f"{missing[0]} was not called in this forward pass")
-        return [self._routing(router, self.decisions[router.layer]) for router in routers]
+        return [self._routing(router) for router in routers]
 
-    def _routing(self, router: HFRouter, decision: Decision) -> Routing:
-        weight_ED, kept_N = router.weight_ED, self.kept_N
+    def _routing(self, router: HFRouter) -> Routing:
+        decision, weight_ED, kept_N = self.decisions[router.layer], router.weight_ED, self.kept_N
         tensors = (decision.logits_NE, decision.topk_probs_NK, decision.topk_experts_NK)
         logits_NE, probs_NK, experts_NK = tensors if kept_N is None else (tensor[kept_N] for tensor in tensors)
         with torch.autocast(logits_NE.device.type, enabled=False):
@@ -87,11 +86,6 @@ class ForwardPass:
 def at_least_fp32(logits_NE: Tensor) -> torch.dtype:
     """Return fp32, or the dtype of the logits if it is wider."""
     return torch.promote_types(logits_NE.dtype, torch.float32)
-
-
-def is_equal_up_to_rounding(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors of logits have the same shape and values."""
-    return a.shape == b.shape and torch.allclose(a, b, rtol=1e-3, atol=1e-5)
 
 
 class Hooks:
@@ -145,9 +139,8 @@ class Hooks:
 
     def _finish(self, backbone: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if not self.paused:
-            last, self.running = self.running, None
-            assert last is not None
-            self.finished = last, last.routings(self.routers)
+            assert self.running
+            self.finished, self.running = (self.running, self.running.routings(self.routers)), None
             self.finish_pass(*self.finished)
 
     def steer(self, router: HFRouter, logits_NE: Tensor, steering: Steering) -> Decision:
@@ -167,7 +160,7 @@ class Hooks:
             adjusted_NE = steering.adjust_logits(logits_NE.to(at_least_fp32(logits_NE)))
             probs_NE = apply_gating(adjusted_NE, router.gating)
             with torch.no_grad():
-                if first is not None and is_equal_up_to_rounding(adjusted_NE, first.logits_NE):
+                if first is not None and is_close(adjusted_NE, first.logits_NE, rtol=1e-3, atol=1e-5):
                     experts_NK, steered = first.topk_experts_NK, first.steered
                 else:
                     candidates = Candidates(router.layer, tokens_BS, adjusted_NE, probs_NE, router.top_k)
@@ -185,9 +178,7 @@ def choice_scores(router: HFRouter, candidates: Candidates, steering: Steering) 
             f"{getattr(steering, 'chooser', 'the steering')} chooses experts by token ids: pass input_ids, and with "
             "gradient checkpointing call backward before the next forward pass"
         )
-    if scores_NE is candidates.logits_NE and not router.rule.is_topk:
-        return router.rule.scores(candidates.probs_NE, router.bias_E)
-    return scores_NE
+    return router.choice_scores(candidates) if scores_NE is candidates.logits_NE else scores_NE
 
 
 @dataclass(frozen=True)
@@ -202,14 +193,14 @@ class RouterHook:
         if self.hooks.paused:
             return None
         logits, weights, experts = output
-        steering, running = self.hooks.steering, self.hooks.running
+        steering = self.hooks.steering
         if steering is None:
             logits_NE, weights_NK, experts_NK = (tensor.flatten(0, -2) for tensor in output)
             decision = Decision(logits_NE, weights_NK, experts_NK, steered=not self.router.rule.is_topk)
         else:
             decision = self.hooks.steer(self.router, logits.flatten(0, -2), steering)
-        if running:
-            running.decisions[self.router.layer] = decision
+        if self.hooks.running:
+            self.hooks.running.decisions[self.router.layer] = decision
         if steering is None:
             return None
         probs = decision.topk_probs_NK.to(weights.dtype).view_as(weights)

@@ -4,17 +4,14 @@ Code in the model's folder is never executed: classes come from transformers and
 offloads a model that does not fit into memory.
 """
 
+import atexit
 import logging
 import os
 import re
 import shutil
 import tempfile
-import weakref
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
-from hashlib import file_digest
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +24,7 @@ from simbal.config.schema import DATA, DataConfig
 from simbal.config.values import check_choice, check_integer, check_name
 from simbal.data.loader import ValidationSplit
 from simbal.data.prepare import prepare
-from simbal.data.store import Store
+from simbal.data.store import Store, hash_file
 from simbal.data.tokenizer import HubTokenizer, load_hub_tokenizer
 from simbal.errors import UserError
 from simbal.hf.convert import CONFIG, on_one_line, read_config, require_transformers, weight_files
@@ -145,7 +142,7 @@ class HFRequest:
     @cached_property
     def identity(self) -> dict[str, Any]:
         """Everything that determines the numbers of an analysis, except its keys."""
-        config, *weights = (_sha256(file) for file in (self.path / CONFIG, *weight_files(self.path)))
+        config, *weights = (hash_file(file) for file in (self.path / CONFIG, *weight_files(self.path)))
         return {
             "digests": {"config": config, "weights": " ".join(weights)},
             "tokenizer": self.text.table_sha256,
@@ -171,23 +168,32 @@ class HFRequest:
 
         transformers_logging.set_verbosity(logging.CRITICAL)
         transformers_logging.disable_progress_bar()
-        module, routers = load_module(self.path, getattr(torch, self.compute_dtype), self.device)
+        module = load_module(self.path, getattr(torch, self.compute_dtype), self.device)
+        routers, router_error = find_known_routers(module)
         embedding_rows = len(module.get_input_embeddings().weight)  # type: ignore[operator]
         if embedding_rows < self.text.vocab_size:
             raise UserError(f"{self.path}: {self.text.vocab_size:,} token ids, but only {embedding_rows:,} embeddings")
-        quantized = getattr(self.config, "quantization_config", None) is not None
-        precisions = {"trained": "quantized" if quantized else self.stored_dtype, "analysed": self.compute_dtype}
-        model = HFModel(self.path, module, routers, self.text, self.validation, self.device, precisions)
+        is_quantized = getattr(self.config, "quantization_config", None) is not None
+        parameters = count_parameters(module)
+        inactive = (count_parameters(r.experts) * (1 - r.top_k / len(r.weight_ED)) for r in routers)
         facts = {
             "source": str(self.hf),
             "architecture": (self.config.architectures or [type(module).__name__])[0],
             "model_type": self.config.model_type,
-            "parameters": model.parameters,
-            "active_parameters": model.active_parameters,
+            "parameters": parameters,
+            "active_parameters": parameters - round(sum(inactive)),
             "bytes_known": self.text.knows_bytes,
         }
         write_model(self.results, self.identity | facts)
-        return model
+        return HFModel(
+            self.path, module, routers, router_error, self.text, self.validation, self.device,
+            "quantized" if is_quantized else self.stored_dtype, self.compute_dtype,
+        )  # fmt: skip
+
+
+def count_parameters(module: nn.Module) -> int:
+    """Return the number of parameters; tied parameters count once."""
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def find_folder(hf: str) -> Path:
@@ -204,37 +210,30 @@ def find_folder(hf: str) -> Path:
         raise UserError(f"hf={hf} is not a local folder and cannot be downloaded: {on_one_line(error)}") from None
 
 
-def load_module(path: Path, dtype: torch.dtype, device: torch.device) -> tuple[nn.Module, list[HFRouter] | UserError]:
-    """Load a causal language model and find its routers.
+def load_module(path: Path, dtype: torch.dtype, device: torch.device) -> nn.Module:
+    """Load a causal language model in evaluation mode.
 
-    With accelerate, weights that do not fit into memory are offloaded: from the device to the CPU, then to disk.
+    accelerate offloads weights that do not fit into memory: from the device to the CPU, then to disk.
+
+    Raises:
+        UserError: transformers cannot load the model, or a weight is missing or has the wrong shape.
     """
-    # otherwise loader threads read ahead and double the memory for the weights
-    os.environ.setdefault("HF_DEACTIVATE_ASYNC_LOAD", "1")
-    if find_spec("accelerate") is None:
-        module = _load(path, dtype).to(device)
-        return module, find_known_routers(module)
-    from accelerate.utils import get_max_memory
-
-    disk = tempfile.mkdtemp(prefix="simbal-offload-")
-    devices = {"cpu"} if device.type == "cpu" else {0, "cpu"}
-    memory = {place: int(size * MEMORY_FRACTION) for place, size in get_max_memory().items() if place in devices}
-    with ExitStack() as cleanup:
-        cleanup.callback(shutil.rmtree, disk)
-        module = _load(path, dtype, device_map="auto", offload_folder=disk, max_memory=memory)
-        weakref.finalize(module, cleanup.pop_all().close)
-    return module, find_known_routers(module)
-
-
-def _load(path: Path, dtype: torch.dtype, **placement: Any) -> nn.Module:
-    """Load a model in evaluation mode; `UserError` if a weight is missing or has the wrong shape."""
     from transformers import AutoModelForCausalLM
 
+    # otherwise loader threads read ahead and double the memory for the weights
+    os.environ.setdefault("HF_DEACTIVATE_ASYNC_LOAD", "1")
+    disk = tempfile.mkdtemp(prefix="simbal-offload-")
+    atexit.register(shutil.rmtree, disk)
+    devices = {"cpu"} if device.type == "cpu" else {0, "cpu"}
     library: Any = AutoModelForCausalLM
     try:
+        from accelerate.utils import get_max_memory
+
+        memory = {place: int(size * MEMORY_FRACTION) for place, size in get_max_memory().items() if place in devices}
         model, loading = library.from_pretrained(
             path, dtype=dtype, local_files_only=True, trust_remote_code=False, use_safetensors=True,
-            output_loading_info=True, experts_implementation="eager", **placement,
+            output_loading_info=True, experts_implementation="eager", device_map="auto", offload_folder=disk,
+            max_memory=memory,
         )  # fmt: skip
     except Exception as error:  # transformers raises errors of many types
         raise UserError(f"transformers cannot load {path}: {on_one_line(error)}") from None
@@ -244,16 +243,11 @@ def _load(path: Path, dtype: torch.dtype, **placement: Any) -> nn.Module:
     return module
 
 
-def find_known_routers(model: nn.Module) -> list[HFRouter] | UserError:
-    """Return the routers: an empty list for a dense model, or the error if the model seems to have unknown routers."""
+def find_known_routers(model: nn.Module) -> tuple[list[HFRouter], UserError | None]:
+    """Return the routers, or the error if the model seems to have unknown routers. A dense model has neither."""
     try:
-        return find_routers(model)
+        return find_routers(model), None
     except UserError as error:
         names = [type(module).__name__.lower() for module in model.modules()]
         names += [name for name, _ in model.named_parameters()]
-        return error if any("expert" in name or "moe" in name for name in names) else []
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as content:
-        return file_digest(content, "sha256").hexdigest()
+        return [], error if any("expert" in name or "moe" in name for name in names) else None

@@ -8,9 +8,9 @@ K experts per token, V token ids.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,7 +25,7 @@ from simbal.data.loader import ValidationSplit
 from simbal.data.tokenizer import HubTokenizer
 from simbal.errors import UserError
 from simbal.hf.hooks import Hooks
-from simbal.hf.routers import HFRouter, Rule, SparseMixer, find_backbone
+from simbal.hf.routers import HFRouter, find_backbone
 from simbal.metrics.similarity import RunningSimilarity
 from simbal.model.expert_similarity import ExpertSimilarity
 from simbal.model.router import Candidates, Groups, Routing, Steering
@@ -43,48 +43,35 @@ class OwnChoice(Steering):
 
     def choice_scores(self, candidates: Candidates) -> Tensor:
         """Return the scores (N, E) by which the router's rule chooses."""
-        router = self.routers[candidates.layer]
-        if router.rule.is_topk:
-            return candidates.logits_NE
-        return router.rule.scores(candidates.probs_NE, router.bias_E)
+        return self.routers[candidates.layer].choice_scores(candidates)
 
 
+@dataclass(frozen=True)
 class HFModel(Subject):
-    """A Hugging Face model for analyses, in evaluation mode and in the dtype of its weights."""
+    """A causal language model of transformers for analyses, in evaluation mode and in the dtype of its weights."""
 
+    path: Path
+    model: nn.Module
+    known_routers: Sequence[HFRouter]  # empty for a dense model
+    router_error: UserError | None  # why the routers of an MoE are unknown
+    text: HubTokenizer
+    validation: ValidationSplit
+    device: torch.device  # of the first layer
+    stored_dtype: str
+    compute_dtype: str
     reads: ClassVar[str] = "the model is given"
-    precision_note: ClassVar[str] = "The weights are stored in {trained} and computed in {analysed}."
+    precision_note: ClassVar[str] = "The weights are stored in {trained} and computed in {analyzed}."
 
-    def __init__(
-        self,
-        path: Path,
-        model: nn.Module,
-        routers: Sequence[HFRouter] | UserError,
-        text: HubTokenizer,
-        validation: ValidationSplit,
-        device: torch.device,
-        precisions: dict[str, str],
-    ) -> None:
-        """Register hooks on the model.
-
-        Args:
-            path: folder of the model.
-            model: causal language model of transformers.
-            routers: routers of the MoE layers, empty for a dense model; or the error if their rule is unknown.
-            text: tokenizer of the model.
-            validation: windows of the validation split.
-            device: device of the first layer.
-            precisions: dtype of the files (`trained`) and of the computation (`analysed`).
-        """
-        self.path, self.model, self.text, self.validation, self.device = path, model, text, validation, device
-        self._precisions, self._routers = precisions, routers
-        self._known = [] if isinstance(routers, UserError) else [*routers]
-        self._hooks = Hooks(find_backbone(model, self._known), self._known) if self._known else None
+    @cached_property
+    def hooks(self) -> Hooks | None:
+        """The hooks that record the decisions of the routers, registered on first use; None without routers."""
+        routers = self.known_routers
+        return Hooks(find_backbone(self.model, [*routers]), routers) if routers else None
 
     @property
     def precisions(self) -> dict[str, str]:
-        """The dtype of the files (`trained`) and of the computation (`analysed`)."""
-        return self._precisions
+        """The dtype of the files (`trained`) and of the computation (`analyzed`)."""
+        return {"trained": self.stored_dtype, "analyzed": self.compute_dtype}
 
     @property
     def seq_len(self) -> int:
@@ -101,7 +88,7 @@ class HFModel(Subject):
     @property
     def steering(self) -> Steering:
         """The choice of the model's routers; `UserError` if their rule defines no weights for other choices."""
-        if isinstance(self._rule, SparseMixer):
+        if any(router.rule.samples_in_training for router in self.routers):
             raise UserError(f"the routers of {self.path} define no weights for experts that they do not choose")
         return OwnChoice(self.routers)
 
@@ -113,38 +100,18 @@ class HFModel(Subject):
     @property
     def routers(self) -> Sequence[HFRouter]:
         """The router of every MoE layer, first layer first; `UserError` if their rule is unknown."""
-        if isinstance(self._routers, UserError):
-            raise UserError(str(self._routers))
-        return self._routers
+        if self.router_error:
+            raise self.router_error
+        return self.known_routers
 
     @property
     def groups(self) -> Groups | None:
         """The groups that limit the choice of experts, or None."""
-        return self._rule.groups if self._rule else None
+        return self.routers[0].rule.groups if self.routers else None
 
-    @property
-    def _rule(self) -> Rule | None:
-        return self.routers[0].rule if self.routers else None
-
-    @property
-    def parameters(self) -> int:
-        """Number of parameters; tied parameters count once."""
-        return sum(parameter.numel() for parameter in self.model.parameters())
-
-    @property
-    def active_parameters(self) -> int:
-        """Number of parameters that process a token; all parameters if the routers are unknown."""
-        inactive = 0.0
-        for router in self._known:
-            size = sum(parameter.numel() for parameter in router.experts.parameters())
-            inactive += (1 - router.top_k / len(router.weight_ED)) * size
-        return self.parameters - round(inactive)
-
-    @contextmanager
-    def inference(self) -> Iterator[None]:
-        """Disable gradients within the block."""
-        with torch.inference_mode():
-            yield
+    def inference(self) -> AbstractContextManager[None]:
+        """Return a context manager that disables gradients."""
+        return torch.inference_mode()
 
     def sequences(self, batch_size: int) -> int:
         """Return the batch size, reduced if the logits would take too much memory."""
@@ -156,15 +123,15 @@ class HFModel(Subject):
         """Yield the predictions for each batch. Experts are chosen by the model's own code, or by `steering`."""
         for windows_BT, documents_BS in self.batches(batch_size, tokens):
             with self.inference():
-                if self._hooks:
-                    self._hooks.steering = steering
+                if self.hooks:
+                    self.hooks.steering = steering
                 logits_BSV = self.model(input_ids=windows_BT[:, :-1], use_cache=False).logits
                 nll_BS = negative_log_likelihood(logits_BSV, windows_BT[:, 1:])
             del logits_BSV  # before the next pass
             routings: list[Routing] = []
-            if self._hooks and self._hooks.finished:
-                routings = self._hooks.finished[1]
-                self._hooks.forget()  # frees the tensors of this pass before the next one
+            if self.hooks and self.hooks.finished:
+                routings = self.hooks.finished[1]
+                self.hooks.forget()  # frees the tensors of this pass before the next one
             yield Predicted(windows_BT, documents_BS, nll_BS, routings)
 
     @contextmanager
@@ -223,8 +190,8 @@ class HFModel(Subject):
         past: dict[str, Any] = {}
 
         def next_logits(next_BQ: Tensor) -> Tensor:
-            if self._hooks:
-                self._hooks.steering = None
+            if self.hooks:
+                self.hooks.steering = None
             output = self.model(input_ids=next_BQ, use_cache=True, **past)
             past["past_key_values"] = output.past_key_values
             last_BV: Tensor = output.logits[:, -1, : self.text.vocab_size]
@@ -257,27 +224,18 @@ def wrapped_experts(routers: Sequence[HFRouter], wrapper: Wrapper) -> Iterator[N
     """Call `wrapper` instead of the experts of every layer within the block."""
     with ExitStack() as stack:
         for layer, router in enumerate(routers):
-            stack.enter_context(_wrapped(router.experts, partial(wrapper, layer)))
+            # accelerate loads offloaded weights in `forward` and calls the original as `_old_forward`
+            name = "_old_forward" if hasattr(router.experts, "_old_forward") else "forward"
+            original = getattr(router.experts, name)
+            stack.callback(setattr, router.experts, name, original)
+            setattr(router.experts, name, partial(_call_wrapper, partial(wrapper, layer, original)))
         yield
 
 
-@contextmanager
-def _wrapped(experts: nn.Module, wrapper: Callable[[Experts, Tensor, Tensor, Tensor], Tensor]) -> Iterator[None]:
-    # accelerate loads offloaded weights in `forward` and calls the original as `_old_forward`
-    name = "_old_forward" if hasattr(experts, "_old_forward") else "forward"
-    previous, original = vars(experts).get(name), getattr(experts, name)
-
-    def forward(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Accept choice and weights in any order, by position or by name, and tokens of any number of dimensions."""
-        first, second = (*args, *kwargs.values())[:2]
-        choice, weights = (second, first) if first.is_floating_point() else (first, second)
-        return wrapper(original, x.flatten(0, -2), choice.flatten(0, -2), weights.flatten(0, -2)).view(x.shape)
-
-    setattr(experts, name, forward)
-    try:
-        yield
-    finally:
-        if previous is None:
-            delattr(experts, name)
-        else:
-            setattr(experts, name, previous)
+def _call_wrapper(
+    wrapper: Callable[[Tensor, Tensor, Tensor], Tensor], x: Tensor, *args: Tensor, **kwargs: Tensor
+) -> Tensor:
+    """Accept choice and weights in any order, by position or by name, and tokens of any number of dimensions."""
+    first, second = (*args, *kwargs.values())[:2]
+    choice, weights = (second, first) if first.is_floating_point() else (first, second)
+    return wrapper(x.flatten(0, -2), choice.flatten(0, -2), weights.flatten(0, -2)).view(x.shape)

@@ -21,12 +21,11 @@ from torch.distributed.tensor import DTensor
 from torch.func import functional_call
 
 from simbal.errors import UserError
-from simbal.model.router import Groups, apply_gating, topk_indices, topk_weights
+from simbal.model.router import Candidates, Groups, apply_gating, topk_indices, topk_weights
 
 ROUTER_NAMES = ("gate", "router")  # in an MoE block
 BIAS_NAMES = ("e_score_correction_bias", "expert_bias")  # in a router or in its block
 SCALE_NAMES = ("routed_scaling_factor", "router_scaling_factor", "route_scale")  # in a router
-GROUP_NAMES = (("num_group", "topk_group"), ("n_group", "topk_group"))  # in a router
 PEFT_COPIES = "modules_to_save"  # attribute of peft's wrapper with the trained copies of a module
 PROBE_TOKENS = 64
 
@@ -48,8 +47,8 @@ class Rule:
 
     @property
     def is_topk(self) -> bool:
-        """Whether the K largest logits are chosen, so that a strategy can choose instead."""
-        return self.groups is None and not self.biased
+        """Whether the K largest logits are chosen, and weights are defined for any other choice."""
+        return self.groups is None and not self.biased and not self.samples_in_training
 
     @classmethod
     def candidates(cls, module: nn.Module, biased: bool) -> Iterator[Self]:
@@ -62,10 +61,10 @@ class Rule:
         attributes = (getattr(module, name, None) for name in SCALE_NAMES)
         scales = [1.0, *(float(scale) for scale in attributes if isinstance(scale, int | float))]
         groups: list[Groups | None] = [None]
-        for count_name, chosen_name in GROUP_NAMES:
-            count, chosen = getattr(module, count_name, None), getattr(module, chosen_name, None)
-            if isinstance(count, int) and isinstance(chosen, int) and count > 1:
-                groups += [Groups(count, chosen, "best"), Groups(count, chosen, "best two")]
+        count = getattr(module, "n_group", getattr(module, "num_group", None))
+        chosen = getattr(module, "topk_group", None)
+        if isinstance(count, int) and isinstance(chosen, int) and count > 1:
+            groups += [Groups(count, chosen, "best"), Groups(count, chosen, "best two")]
         for options in product(("softmax", "sigmoid"), (True, False), dict.fromkeys(scales), groups, {biased, False}):
             yield cls(*options)
 
@@ -96,11 +95,6 @@ class SparseMixer(Rule):
 
     jitter: float = 0.01
     samples_in_training: ClassVar[bool] = True
-
-    @property
-    def is_topk(self) -> bool:
-        """False: the rule defines no weights for experts that another strategy chooses."""
-        return False
 
     @classmethod
     def candidates(cls, module: nn.Module, biased: bool) -> Iterator[Self]:
@@ -156,6 +150,12 @@ class HFRouter:
     def gating(self) -> str:
         """softmax or sigmoid."""
         return self.rule.gating
+
+    def choice_scores(self, candidates: Candidates) -> Tensor:
+        """Return the scores, (N, E), by which the router itself chooses: the logits if its rule is top-k."""
+        if self.rule.is_topk:
+            return candidates.logits_NE
+        return self.rule.scores(candidates.probs_NE, self.bias_E)
 
 
 def _loaded(owner: nn.Module, name: str) -> Tensor:
@@ -269,7 +269,7 @@ def probe(module: nn.Module, weight_name: str, bias: Tensor | None) -> tuple[Rul
     named = [*module.named_parameters(), *module.named_buffers()]
     tensors |= {name: bias_E.view_as(tensor) for name, tensor in named if tensor is bias}
     output = _run(module, tensors, x_ND, bias_E)
-    if output is None or not _is_close(output[0], logits_NE):
+    if output is None or not is_close(output[0], logits_NE):
         return None
     _, weights_NK, experts_NK = output
     theirs_NE = torch.zeros_like(logits_NE).scatter(1, experts_NK, weights_NK)
@@ -277,7 +277,7 @@ def probe(module: nn.Module, weight_name: str, bias: Tensor | None) -> tuple[Rul
     for rule in (rule for kind in RULES for rule in kind.candidates(module, bias is not None)):
         chosen_NK, ours_NK = rule.decide(logits_NE, experts_NK.shape[1], bias_E if rule.biased else None)
         ours_NE = torch.zeros_like(theirs_NE).scatter(1, chosen_NK, ours_NK)
-        if torch.equal(chosen_NK.sort().values, experts_NK.sort().values) and _is_close(ours_NE, theirs_NE):
+        if torch.equal(chosen_NK.sort().values, experts_NK.sort().values) and is_close(ours_NE, theirs_NE):
             fits.append(rule)
     return (fits[0], experts_NK.shape[1]) if len({rule.gating for rule in fits}) == 1 else None
 
@@ -311,5 +311,6 @@ def _run(
     return (logits.float(), weights.float(), experts) if is_decision else None
 
 
-def _is_close(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and torch.allclose(a, b, rtol=1e-4, atol=1e-6)
+def is_close(a: Tensor, b: Tensor, rtol: float = 1e-4, atol: float = 1e-6) -> bool:
+    """Whether two tensors have the same shape, and the same values up to rounding."""
+    return a.shape == b.shape and torch.allclose(a, b, rtol, atol)

@@ -3,6 +3,7 @@
 Shapes: L MoE layers, E experts.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -85,7 +86,7 @@ class BalancingCallback(TrainerCallback):
 
     def _reset(self) -> None:
         self._backwards = 0  # number of backward passes in this optimizer step
-        self._sums: dict[str, Tensor] = {}  # of logged values, over the steps since the last log
+        self._sums: defaultdict[str, Any] = defaultdict(float)  # of logged values, over the steps since the last log
         self._steps = 0  # number of steps since the last log
 
     def detach(self) -> None:
@@ -120,10 +121,6 @@ class BalancingCallback(TrainerCallback):
 
     def _backward_with_losses(self, loss: Tensor, **kwargs: Any) -> None:
         """Add the strategies' losses to the trainer's loss, which is already scaled for the sum over micro-batches."""
-        self._backward(loss + self._loss().to(loss.device), **kwargs)
-
-    def _loss(self) -> Tensor:
-        """Return the sum of the strategies' losses for this micro-batch divided by the number of micro-batches."""
         self._backwards += 1
         if self.attachment.micro_batches != self._backwards or not self.attachment.last_counts:
             name = type(self.trainer).__name__
@@ -131,14 +128,11 @@ class BalancingCallback(TrainerCallback):
                 f"{name} must run the model once in training mode before each backward "
                 "pass, and not again in between: run other passes before it, in evaluation mode"
             )
-        losses = self.attachment.losses()
-        terms = {name: loss / self.trainer.current_gradient_accumulation_steps for name, loss in losses.items()}
-        for name, term in terms.items():
-            self._add(f"aux/{name}", term.detach())
-        return torch.stack([*terms.values()]).sum() if terms else torch.zeros(())
-
-    def _add(self, name: str, value: Tensor) -> None:
-        self._sums[name] = self._sums[name] + value if name in self._sums else value
+        for name, strategy_loss in self.attachment.losses().items():
+            term = strategy_loss / self.trainer.current_gradient_accumulation_steps
+            self._sums[f"aux/{name}"] += term.detach()
+            loss = loss + term.to(loss.device)
+        self._backward(loss, **kwargs)
 
     def on_optimizer_step(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Update the strategies, unless the optimizer skipped the step because of non-finite gradients."""
@@ -147,21 +141,22 @@ class BalancingCallback(TrainerCallback):
             raise UserError(f"{name} does not call accelerator.backward: use attach() in your own training loop")
         self._backwards = 0
         self._steps += 1
-        self._add("max_vio", max_vio(sum_over_ranks(self.attachment.counts_LE)).mean())
+        self._sums["max_vio"] += max_vio(sum_over_ranks(self.attachment.counts_LE)).mean()
         if self.trainer.accelerator.optimizer_step_was_skipped:
             self.attachment.discard()
             return
         self.attachment.step(lr=kwargs["optimizer"].param_groups[0]["lr"])
         save_state(self.attachment, state)
 
-    def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any) -> None:
+    def on_log(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Add the means since the last log to the training log."""
-        if logs is None or "loss" not in logs or not self._steps:
+        if "loss" not in kwargs["logs"] or not self._steps:
             return
         means = {name: sum_over_ranks(total).item() / self._steps / world_size() for name, total in self._sums.items()}
-        logs |= means
-        state.log_history[-1] |= means
-        self._sums, self._steps = {}, 0
+        kwargs["logs"].update(means)
+        state.log_history[-1].update(means)
+        self._sums.clear()
+        self._steps = 0
 
     def on_train_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Load the state of the best checkpoint if the trainer has loaded its weights."""
