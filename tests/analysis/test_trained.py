@@ -51,11 +51,11 @@ def test_quality_equals_the_runs_record_in_any_batch_size(run):
 
 
 def test_precisions_of_training_and_analysis_are_saved_and_printed_if_they_differ(run, small_spec, capsys):
-    assert quality_of(run)["precision"] == {"trained": "32-true", "analysed": "32-true"}
-    assert "analysed in" not in capsys.readouterr().out
+    assert quality_of(run)["precision"] == {"trained": "32-true", "analyzed": "32-true"}
+    assert "analyzed in" not in capsys.readouterr().out
     spec = small_spec("trainer.precision=bf16-mixed", "trainer.force_precision=true", "trainer.max_steps=1")
     train(spec)
-    assert quality_of(spec)["precision"] == {"trained": "bf16-mixed", "analysed": "32-true"}
+    assert quality_of(spec)["precision"] == {"trained": "bf16-mixed", "analyzed": "32-true"}
     assert "The run was trained in bf16-mixed and is analyzed in 32-true." in capsys.readouterr().out
 
 

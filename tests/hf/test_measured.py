@@ -246,7 +246,7 @@ def test_a_folder_of_results_belongs_to_one_model_and_one_text(folder, capsys):
 def test_bf16_is_computed_on_request(folder, host):
     halved = request(folder, folder / "qwen3_moe", dtype="bfloat16").load()
     assert {parameter.dtype for parameter in halved.model.parameters()} == {torch.bfloat16}
-    assert halved.precisions == {"trained": "float32", "analysed": "bfloat16"}
+    assert halved.precisions == {"trained": "float32", "analyzed": "bfloat16"}
     losses = [quality(each, 256, 4, 2, 0).record["metrics"]["loss"] for each in (halved, host)]
     assert losses[0] == pytest.approx(losses[1], rel=0.02)
     assert losses[0] != losses[1]

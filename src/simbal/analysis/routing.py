@@ -7,7 +7,6 @@ tokens in a batch, L MoE layers, E experts, K experts per token, D model width.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import repeat
 from math import log
 from pathlib import Path
@@ -255,7 +254,8 @@ def _load_other(subject: Subject, against: str) -> TrainedRun:
     for key, value in facts(subject).items():
         if theirs[key] != value:
             raise UserError(f"analysis.routing.against={against} has {key}={theirs[key]}, {subject.path} has {value}")
-    return replace(other, validation=subject.validation)  # the same windows, even if the data.seed of the runs differs
+    other.validation = subject.validation  # the same windows, even if the data.seed of the runs differs
+    return other
 
 
 def _record(totals: RoutingTotals, sample: TokenPairs, routers: Sequence[LayerRouter], bins: int) -> dict[str, Any]:

@@ -149,7 +149,7 @@ class HFRequest:
         return {
             "digests": {"config": config, "weights": " ".join(weights)},
             "tokenizer": self.text.table_sha256,
-            "context": int(self.validation.windows_WT.shape[1]) - 1,
+            "context": self.validation.seq_len,
             "dtype": self.compute_dtype,
             "data": {"source": self.data_config.source, **self.store.fingerprints},
             "document_tokens": self.validation.document_tokens,
@@ -176,7 +176,7 @@ class HFRequest:
         if embedding_rows < self.text.vocab_size:
             raise UserError(f"{self.path}: {self.text.vocab_size:,} token ids, but only {embedding_rows:,} embeddings")
         quantized = getattr(self.config, "quantization_config", None) is not None
-        precisions = {"trained": "quantized" if quantized else self.stored_dtype, "analysed": self.compute_dtype}
+        precisions = {"trained": "quantized" if quantized else self.stored_dtype, "analyzed": self.compute_dtype}
         model = HFModel(self.path, module, routers, self.text, self.validation, self.device, precisions)
         facts = {
             "source": str(self.hf),

@@ -25,10 +25,10 @@ from simbal.data.loader import ValidationSplit
 from simbal.data.tokenizer import HubTokenizer
 from simbal.errors import UserError
 from simbal.hf.hooks import Hooks
-from simbal.hf.routers import HFRouter, Rule, SparseMixer, find_backbone
+from simbal.hf.routers import HFRouter, SparseMixer, find_backbone
 from simbal.metrics.similarity import RunningSimilarity
 from simbal.model.expert_similarity import ExpertSimilarity
-from simbal.model.router import Candidates, Groups, Routing, Steering
+from simbal.model.router import Candidates, Routing, Steering
 
 MAX_LOGITS = 1 << 28  # elements of the logits in one pass, such as 2,048 tokens x 131,072 token ids
 Experts = Callable[[Tensor, Tensor, Tensor], Tensor]  # x_ND, experts_NK, weights_NK -> y_ND
@@ -53,7 +53,7 @@ class HFModel(Subject):
     """A Hugging Face model for analyses, in evaluation mode and in the dtype of its weights."""
 
     reads: ClassVar[str] = "the model is given"
-    precision_note: ClassVar[str] = "The weights are stored in {trained} and computed in {analysed}."
+    precision_note: ClassVar[str] = "The weights are stored in {trained} and computed in {analyzed}."
 
     def __init__(
         self,
@@ -74,41 +74,22 @@ class HFModel(Subject):
             text: tokenizer of the model.
             validation: windows of the validation split.
             device: device of the first layer.
-            precisions: dtype of the files (`trained`) and of the computation (`analysed`).
+            precisions: dtype of the files (`trained`) and of the computation (`analyzed`).
         """
         self.path, self.model, self.text, self.validation, self.device = path, model, text, validation, device
-        self._precisions, self._routers = precisions, routers
+        self.precisions, self._routers = precisions, routers
+        self.backend = "transformers, eager"
+        self.bytes_of_token_V = torch.from_numpy(text.byte_len.astype("int64")).to(device) if text.knows_bytes else None
         self._known = [] if isinstance(routers, UserError) else [*routers]
+        self.groups = self._known[0].rule.groups if self._known else None
         self._hooks = Hooks(find_backbone(model, self._known), self._known) if self._known else None
-
-    @property
-    def precisions(self) -> dict[str, str]:
-        """The dtype of the files (`trained`) and of the computation (`analysed`)."""
-        return self._precisions
-
-    @property
-    def seq_len(self) -> int:
-        """Length of a window in tokens."""
-        return int(self.validation.windows_WT.shape[1]) - 1
-
-    @property
-    def bytes_of_token_V(self) -> Tensor | None:
-        """Number of UTF-8 bytes of each token id, or None if the tokenizer does not define it."""
-        if not self.text.knows_bytes:
-            return None
-        return torch.from_numpy(self.text.byte_len.astype("int64")).to(self.device)
 
     @property
     def steering(self) -> Steering:
         """The choice of the model's routers; `UserError` if their rule defines no weights for other choices."""
-        if isinstance(self._rule, SparseMixer):
+        if self.routers and isinstance(self.routers[0].rule, SparseMixer):
             raise UserError(f"the routers of {self.path} define no weights for experts that they do not choose")
         return OwnChoice(self.routers)
-
-    @property
-    def backend(self) -> str | None:
-        """The implementation of the experts."""
-        return "transformers, eager" if self.routers else None
 
     @property
     def routers(self) -> Sequence[HFRouter]:
@@ -116,15 +97,6 @@ class HFModel(Subject):
         if isinstance(self._routers, UserError):
             raise UserError(str(self._routers))
         return self._routers
-
-    @property
-    def groups(self) -> Groups | None:
-        """The groups that limit the choice of experts, or None."""
-        return self._rule.groups if self._rule else None
-
-    @property
-    def _rule(self) -> Rule | None:
-        return self.routers[0].rule if self.routers else None
 
     @property
     def parameters(self) -> int:
