@@ -116,15 +116,13 @@ def _parameters_table(counted: Parameters, printed: Printed | None) -> Table:
         "FFN": (counted.ffn, counted.ffn_active),
         "router": (counted.router, counted.router),
         "norms": (counted.norms, counted.norms),
-        "biases": (counted.bias, counted.bias_active),
+        **({"biases": (counted.bias, counted.bias_active)} if counted.bias else {}),
         "total": (counted.total, counted.active),
     }
-    if not counted.bias:
-        del parts["biases"]
     paper = {}
     if printed:
-        total = f"{_abbreviate(printed.total)}, active {_abbreviate(printed.active)}"
-        paper = {"embedding": [_abbreviate(printed.embedding)], "total": [total]}
+        embedding, active, total = map(_abbreviate, printed[:3])
+        paper = {"embedding": [embedding], "total": [f"{total}, active {active}"]}
     for name, (count, active) in parts.items():
         cells = (name, f"{count:,}", f"{active:,}", f"{count / counted.total:.4%}", *paper.get(name, []))
         grid.add_row(*cells, end_section=name == "norms")

@@ -142,8 +142,9 @@ class TrainedRun(Subject):
 
     def every_expert_flops(self) -> float:
         """Return the FLOPs of a forward pass that also computes all experts, as a multiple of a plain forward pass."""
-        counts = parameters(self.model.shape)
-        return 1 + 2 * counts.ffn_routed / counts.forward_flops(self.seq_len)
+        shape = self.model.shape
+        expert_weights = 3 * shape.d_model * shape.d_expert * shape.num_experts * shape.num_layers
+        return 1 + 2 * expert_weights / parameters(shape).forward_flops(self.seq_len)
 
 
 def load(path: Path, accelerator: str = "auto", places: DataPlaces = NOWHERE) -> TrainedRun:
