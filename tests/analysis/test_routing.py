@@ -5,14 +5,7 @@ import json
 import pytest
 import torch
 
-from simbal.analysis.routing import (
-    RoutingTotals,
-    TokenPairs,
-    correlation,
-    mean_in_bins,
-    over_layers,
-    routing,
-)
+from simbal.analysis.routing import RoutingTotals, TokenPairs, correlation, mean_in_bins, over_layers, routing
 from simbal.errors import UserError
 from simbal.model.router import Routing, count_tokens
 
@@ -84,17 +77,15 @@ def test_sums_do_not_depend_on_batches():
     whole, parts = totals_of(routed(PROBS_NE, 2), seq_len=2), RoutingTotals(2)
     for rows_NE in PROBS_NE.split(2):
         parts.add([routed(rows_NE, 1)])
-    for name, values in whole.layers().items():
-        assert parts.layers()[name] == pytest.approx(values)
+    assert parts.layers() == {name: pytest.approx(values) for name, values in whole.layers().items()}
     assert parts.tokens_per_expert() == whole.tokens_per_expert() == [[3, 2, 2, 1]]
 
 
 def test_pairs_have_different_tokens_and_depend_only_on_the_seed():
     x_ND = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))
-    routing_N = routed(PROBS_NE.repeat(3, 1), 3)
-    whole, parts, other = TokenPairs(12, 50, seed=0), TokenPairs(12, 50, seed=0), TokenPairs(12, 50, seed=1)
-    whole.add([x_ND], [routing_N])
-    other.add([x_ND], [routing_N])
+    whole, parts, other = (TokenPairs(12, 50, seed) for seed in (0, 0, 1))
+    for pairs in (whole, other):
+        pairs.add([x_ND], [routed(PROBS_NE.repeat(3, 1), 3)])
     for start in (0, 4, 8):
         parts.add([x_ND[start : start + 4]], [routed(PROBS_NE, 1)])
     compared = whole.compare([torch.eye(4)])
@@ -106,10 +97,7 @@ def test_pairs_have_different_tokens_and_depend_only_on_the_seed():
 
 
 def test_correlation_is_pearsons_and_undefined_for_a_constant():
-    x_C = torch.tensor([0.1, 0.4, -0.3, 0.9]).double()
-    y_C = torch.tensor([0.3, 0.2, -0.1, 0.5]).double()
-    assert correlation(x_C, 2 * x_C - 1) == pytest.approx(1)
-    assert correlation(x_C, -x_C) == pytest.approx(-1)
+    x_C, y_C = torch.tensor([[0.1, 0.4, -0.3, 0.9], [0.3, 0.2, -0.1, 0.5]]).double()
     assert correlation(x_C, y_C) == pytest.approx(torch.corrcoef(torch.stack([x_C, y_C]))[0, 1].item())
     assert correlation(x_C, torch.full((4,), 0.1).double()) is None
 
@@ -140,8 +128,6 @@ def test_numbers_equal_the_runs_validation_at_any_batch_size(trained, overrides)
         assert record["layers"][name] == pytest.approx(run.record["layers"][f"val/{name}"], rel=1e-5)
     assert json.loads(json.dumps(record, allow_nan=False)) == record
     assert record["tokens"] == 16 * record["sequences"] == 16 * run.num_sequences()
-    assert all(sum(counts) == record["tokens"] * 2 for counts in record["layers"]["tokens_per_expert"])
-    assert all(-1 <= value <= 1 for value in record["layers"]["similarity_correlation"])
     assert sum(record["choice_overlap"]["pairs"]) == 64 * 2
     other = routing(run, **KEYS | {"batch_size": 32}).record
     assert other["metrics"] == pytest.approx(record["metrics"], rel=1e-6, abs=1e-6)
@@ -155,10 +141,9 @@ def saturation_of(run, against, tokens=None):
 
 def test_saturation_is_1_against_the_same_weights_and_lower_against_earlier_ones(trained):
     run = trained("balancing=simbal", "trainer.keep_every=2", "optim.lr=0.05")
-    kept = sorted((run.path / "checkpoints").iterdir())
-    assert [file.name for file in kept] == ["final.ckpt", "weights-00000002.ckpt", "weights-00000004.ckpt"]
-    final, second, fourth = (saturation_of(run, against) for against in kept)
-    assert final == fourth == saturation_of(run, run.path) == 1.0
+    kept = ("final.ckpt", "weights-00000002.ckpt", "weights-00000004.ckpt")
+    final, second, fourth = (saturation_of(run, run.path / "checkpoints" / name) for name in kept)
+    assert final == fourth == 1.0
     assert 0 < second < 1
     plain = trained("balancing=simbal", "optim.lr=0.05").module.state_dict()
     assert all(torch.equal(tensor, plain[name]) for name, tensor in run.module.state_dict().items())
