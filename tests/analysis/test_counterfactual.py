@@ -60,12 +60,11 @@ def test_random_experts_are_weighted_by_the_routers_own_rule(renormalize):
 
 def test_gain_and_regret_match_hand_calculation():
     chosen_N, documents_N = torch.tensor([2.1, 0.2], dtype=torch.float64), torch.tensor([0, 2])
-    random = [torch.tensor(losses, dtype=torch.float64) for losses in ([1.7, 0.25], [2.5, 0.3])]
-    found = compare(chosen_N, iter(random), documents_N)
-    assert found.regret == pytest.approx((0.4 + 0) / 2)
-    assert found.random_loss == pytest.approx((2.1 + 0.275) / 2)
-    assert found.gain == pytest.approx((0 + 0.075) / 2)
-    assert found.gain_G.tolist() == pytest.approx([0, 0, 0.075])
+    random_DN = torch.tensor([[1.7, 0.25], [2.5, 0.3]], dtype=torch.float64)
+    numbers, gain_G = compare(chosen_N, random_DN, documents_N)
+    expected = {"regret": (0.4 + 0) / 2, "random_loss": (2.1 + 0.275) / 2, "gain": (0 + 0.075) / 2}
+    assert numbers == pytest.approx(expected)
+    assert gain_G.tolist() == pytest.approx([0, 0, 0.075])
 
 
 def test_the_standard_error_is_that_of_a_ratio_over_documents():

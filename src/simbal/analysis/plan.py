@@ -165,16 +165,16 @@ def plan(
     strategies = ("ddp", "fsdp") if gpus > 1 else ("one device",)
     memory = {strategy: device_memory(recipe.shape, step, strategy, gpus) for strategy in strategies}
     limit = memory_share * device.memory_bytes
-    notes = [
-        "The time excludes PES, checkpoints, data preparation and process startup. Override a device's numbers with "
-        "keys such as hardware.price_per_hour=2."
-    ]
-    basis = "given"
+    basis, notes = "given", []
     if not tokens_per_second:
         basis = f"assumed: {utilization:.0%} of {gpus} x {peak / 1e12:,.4g} TFLOP/s"
-        notes.insert(
-            0, "The utilization is assumed. Set analysis.plan.tokens_per_second to the speed measured in a short run."
-        )
+        notes = [
+            "The utilization is assumed. Set analysis.plan.tokens_per_second to the speed measured in a short run."
+        ]
+    notes.append(
+        "The time excludes PES, checkpoints, data preparation and process startup. Override a device's numbers with "
+        "keys such as hardware.price_per_hour=2."
+    )
     record = {
         "definition": DEFINITION,
         "recipe": asdict(recipe),

@@ -16,7 +16,6 @@ from simbal.analysis.generate import cached_decoder
 from simbal.analysis.pruning import pruned
 from simbal.analysis.subject import NotApplicableError, Predicted, Pruned, Subject
 from simbal.balancing.bias import BiasController
-from simbal.config.compose import validate
 from simbal.config.schema import DataConfig, Group
 from simbal.cost import parameters
 from simbal.data.loader import ValidationSplit
@@ -46,11 +45,6 @@ class DataPlaces(Group):
     files: Any = None
     validation_files: Any = None
     location: str | None = None
-
-    @classmethod
-    def of(cls, keys: Any) -> "DataPlaces":
-        """Return the locations in the `data` keys of a command line; `UserError` for a value of the wrong type."""
-        return validate(cls, keys, "data.")
 
 
 NOWHERE = DataPlaces()

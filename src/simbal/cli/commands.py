@@ -37,7 +37,7 @@ def evaluate_composed(cfg: Any) -> None:
     with exit_on_user_error():
         from simbal.analysis.evaluate import evaluate  # imports torch, which takes 3 s
         from simbal.analysis.trained import DataPlaces
-        from simbal.config.compose import resolve
+        from simbal.config.compose import resolve, validate
         from simbal.hf.load import HFRequest
 
         config = resolve(cfg)
@@ -53,7 +53,7 @@ def evaluate_composed(cfg: Any) -> None:
         if "source" in config["data"]:
             raise UserError(f"data={config['data']['source']} needs hf=: a run is measured on the data of its training")
         _refuse_overrides(HF_KEYS[1:], "needs hf=")
-        evaluate(config["analysis"], **keys, inputs=inputs, places=DataPlaces.of(config["data"]))
+        evaluate(config["analysis"], **keys, inputs=inputs, places=validate(DataPlaces, config["data"], "data."))
 
 
 def _refuse_overrides(keys: Collection[str], reason: str) -> None:
