@@ -64,12 +64,10 @@ def test_dropping_no_expert_is_the_unchanged_run_to_the_bit_in_any_batch_size(tr
     assert [point["drop"] for point in record["curve"]] == [0, 1, 2]
     expected = quality(run, 160, 3, resamples=2, seed=0).record
     assert record["curve"][0]["loss"] == expected["metrics"]["loss"]
-    assert record["metrics"]["ppl_drop_0"] == expected["metrics"]["ppl"]
-    assert record["tokens"] == expected["tokens"]
+    assert (record["metrics"]["ppl_drop_0"], record["tokens"]) == (expected["metrics"]["ppl"], expected["tokens"])
     assert len({point["loss"] for point in record["curve"]}) == 3
-    other = dropping(run, 160, 16, [2, 1]).record["metrics"]
-    assert list(other) == ["ppl_drop_1", "ppl_drop_2"]
-    assert other == pytest.approx({name: record["metrics"][name] for name in other}, rel=1e-5)
+    other = dropping(run, 160, 16, [2, 1, 0]).record["metrics"]
+    assert other == pytest.approx(record["metrics"], rel=1e-5)
 
 
 def test_a_limit_to_groups_reduces_the_experts_that_can_be_dropped(trained):

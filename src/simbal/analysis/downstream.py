@@ -204,9 +204,6 @@ def run_harness(
         def tok_encode(self, string: str, *_: Any, **__: Any) -> list[int]:
             return [int(token) for token in tokenizer.encode(string.encode())] if string else []
 
-        def loglikelihood(self, requests: list[Any], **_: Any) -> list[tuple[float, bool]]:
-            return list(super().loglikelihood(requests, disable_tqdm=True))
-
         def _loglikelihood_tokens(self, requests: list[Any], **_: Any) -> list[tuple[float, bool]]:
             pairs = [(context, continuation) for _, context, continuation in requests]
             results = [(0.0, False)] * len(pairs)
@@ -224,7 +221,7 @@ def run_harness(
     def config(name: str) -> dict[str, Any]:
         """Return the harness's config of a task, with our items instead of a download."""
         benchmark = BENCHMARKS[name]
-        template = manager.load_yaml(Path(manager.__file__).parent / benchmark.template)
+        template: dict[str, Any] = manager.load_yaml(Path(manager.__file__).parent / benchmark.template)
         if name == "mrpc":
             template["metric_list"] = ACCURACY  # no f1, which the harness would bootstrap in additional processes
         splits = {f"{split}_split": None for split in ("training", "validation", "test")}

@@ -121,8 +121,8 @@ def _parameters_table(counted: Parameters, printed: Printed | None) -> Table:
     }
     paper = {}
     if printed:
-        embedding, active, total = map(_abbreviate, printed[:3])
-        paper = {"embedding": [embedding], "total": [f"{total}, active {active}"]}
+        total = f"{_abbreviate(printed.total)}, active {_abbreviate(printed.active)}"
+        paper = {"embedding": [_abbreviate(printed.embedding)], "total": [total]}
     for name, (count, active) in parts.items():
         cells = (name, f"{count:,}", f"{active:,}", f"{count / counted.total:.4%}", *paper.get(name, []))
         grid.add_row(*cells, end_section=name == "norms")

@@ -228,7 +228,7 @@ def pruned(feed_forwards: Sequence[MoELayer | FeedForward], pruning: Pruned) -> 
 
 
 def _metrics(summaries: dict[str, dict[str, Any]]) -> dict[str, float]:
-    metrics = {}
+    metrics: dict[str, float] = {}
     for name, numbers in summaries.items():
         mean, low, high = numbers["ratio"].values()
         values = {
