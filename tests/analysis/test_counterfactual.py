@@ -94,20 +94,6 @@ def test_a_router_that_avoids_bad_experts_gains_only_in_their_layer(run):
     assert record["layers"]["random_loss"][1] == pytest.approx(metrics["loss"] + gains[1])
 
 
-def test_a_uniform_router_gains_nothing(trained):
-    many = ("data.documents=128", "data.validation_one_in=4")  # enough documents for the standard error
-    run = load(trained("balancing=uniform", *many).path)
-    with torch.no_grad():
-        for layer in run.model.feed_forwards:
-            layer.w2_EFD *= 30  # makes the choice matter
-    record = counterfactual(run, **KEYS | {"tokens": 2048, "batch_size": 64}).record
-    assert record["documents"] >= 30
-    for gain, error in zip(record["layers"]["gain"], record["layers"]["gain_se"], strict=True):
-        assert abs(gain) < 4 * error
-        assert error > 1e-4
-    assert all(regret > 0 for regret in record["layers"]["regret"])  # biased: the best of several draws
-
-
 @pytest.mark.parametrize("strategy", ["lbl", "logit_norm"])
 def test_the_loss_equals_the_loss_of_quality_at_any_batch_size(trained, strategy):
     run = trained(f"balancing={strategy}")

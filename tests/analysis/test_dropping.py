@@ -57,7 +57,7 @@ def test_ties_are_dropped_in_the_order_of_choice():
     assert topk_indices(left_NE, 2).tolist() == [[2, 3]]
 
 
-@pytest.mark.parametrize("strategy", ["lbl", "lf", "uniform", "logit_norm"])
+@pytest.mark.parametrize("strategy", ["lf", "uniform", "logit_norm"])
 def test_dropping_no_expert_is_the_unchanged_run_to_the_bit_in_any_batch_size(trained, strategy):
     run = trained(f"balancing={strategy}")
     record = dropping(run, 160, 3, None).record

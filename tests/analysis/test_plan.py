@@ -61,9 +61,8 @@ def test_the_papers_medium_run_matches_hand_calculation():
 
 
 def test_validation_counts_and_is_limited_to_the_split():
-    many, none = metrics(val_every=25, validation_tokens=80_000_000), metrics(val_every=10**9, validation_tokens=1)
+    many = metrics(val_every=25, validation_tokens=80_000_000)
     assert many["validation_tokens"] == (1 + 5 + 760 + 1) * 80_000_000
-    assert many["days"] > 1.9 * none["days"]
     assert metrics(validation_tokens=10**9)["validation_tokens"] == 49 * 80_000_000
 
 

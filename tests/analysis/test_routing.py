@@ -111,12 +111,11 @@ def test_bins_cover_cosines_from_minus_1_to_1_inclusive():
 
 def test_inputs_are_the_inputs_of_the_routers_and_no_hook_remains(trained):
     run = trained("balancing=lbl")
-    layers = run.model.feed_forwards
     with run.inputs() as inputs:
         batch = next(run.predict(2))
-        for x_ND, layer, routed_N in zip(inputs, layers, batch.routings, strict=True):
-            torch.testing.assert_close(x_ND @ layer.router.weight_ED.detach().T, routed_N.logits_NE)
-    assert not any(layer._forward_pre_hooks for layer in layers)
+        for x_ND, router, routed_N in zip(inputs, run.routers, batch.routings, strict=True):
+            torch.testing.assert_close(x_ND @ router.weight_ED.detach().T, routed_N.logits_NE)
+    assert not any(router._forward_pre_hooks for router in run.routers)
 
 
 @pytest.mark.parametrize("overrides", [("balancing=simbal",), ("balancing=lf", "router=sigmoid")])

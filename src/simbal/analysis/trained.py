@@ -25,7 +25,6 @@ from simbal.data.tokenizer import Tokenizer, load_tokenizer
 from simbal.errors import UserError
 from simbal.model.expert_similarity import ExpertSimilarity, record_similarity
 from simbal.model.head import head_loss
-from simbal.model.moe import MoELayer
 from simbal.model.router import Router, Steering
 from simbal.runs.folder import RunFolder
 from simbal.runs.spec import RunSpec
@@ -104,15 +103,14 @@ class TrainedRun(Subject):
     @contextmanager
     def inputs(self) -> Iterator[list[Tensor]]:
         """Yield a list with the last input (N, D) of each MoE layer, filled by each forward pass in the block."""
-        layers = [layer for layer in self.model.feed_forwards if isinstance(layer, MoELayer)]
-        inputs = [torch.empty(0)] * len(layers)
+        inputs = [torch.empty(0)] * len(self.routers)
 
-        def keep_input(index: int, _: MoELayer, args: tuple[Tensor, ...]) -> None:
-            inputs[index] = args[0].flatten(0, 1)
+        def keep_input(layer: int, _: Router, args: tuple[Tensor, ...]) -> None:
+            inputs[layer] = args[0]
 
         with ExitStack() as hooks:
-            for index, layer in enumerate(layers):
-                hooks.enter_context(layer.register_forward_pre_hook(partial(keep_input, index)))
+            for layer, router in enumerate(self.routers):
+                hooks.enter_context(router.register_forward_pre_hook(partial(keep_input, layer)))
             yield inputs
 
     def similarity(self) -> AbstractContextManager[ExpertSimilarity]:
