@@ -69,8 +69,8 @@ def test_saturation_is_the_fraction_of_common_experts():
     ours = routed(PROBS_NE, num_sequences=2)
     # {0,1}, {0,2}, {3,2}, {1,0} against {1,0}, {0,1}, {0,2}, {3,2}
     theirs = routed(PROBS_NE.roll(1, 0), num_sequences=2)
-    assert totals_of(ours, seq_len=2, others=[ours]).layers()["saturation"] == [1.0]
-    assert totals_of(ours, seq_len=2, others=[theirs]).layers()["saturation"] == [(2 + 1 + 1 + 0) / 8]
+    for others, expected in (([ours], 1.0), ([theirs], (2 + 1 + 1 + 0) / 8)):
+        assert totals_of(ours, seq_len=2, others=others).layers()["saturation"] == [expected]
 
 
 def test_sums_do_not_depend_on_batches():

@@ -45,8 +45,9 @@ def coactivation(subject: Subject, tokens: PositiveInt | None, batch_size: Posit
     together_LEE = torch.tensor(0)
     for batch in subject.track_predictions("coactivation", batch_size, tokens):
         together_LEE = together_LEE + torch.stack([count_together(routing) for routing in batch.routings]).cpu()
-    largest, i_L, j_L = map(list, zip(*map(closest_pair, together_LEE), strict=True))
-    layers = {"largest": largest, "companion": [*map(companion_share, together_LEE)]}
+    pairs = [closest_pair(together_EE) for together_EE in together_LEE]
+    largest, i_L, j_L = (list(column) for column in zip(*pairs, strict=True))
+    layers = {"largest": largest, "companion": [companion_share(together_EE) for together_EE in together_LEE]}
     tokens_per_expert = together_LEE.diagonal(dim1=1, dim2=2).tolist()
     metrics = {"largest": max(layers["largest"]), "companion": fmean(layers["companion"])}
     record = {

@@ -109,8 +109,8 @@ def margin(
         "layers": layers,
     }
     columns = {name: (f"\n{level:g}", ".3g") for name, level in zip(names, levels, strict=True)}
-    columns |= {"near": ("near\n(bf16)", ".4f"), "flips": ("flips\n(bf16)", ".4f")}
     columns[names[0]] = (f"margin\n{levels[0]:g}", ".3g")
+    columns |= {"near": ("near\n(bf16)", ".4f"), "flips": ("flips\n(bf16)", ".4f")}
     scores = "the logits" if recorder.by_logits else "scores of the model's strategy or rule, not its logits"
     note = (
         f"{counted:,} tokens; experts are chosen by {scores}. margin: quantiles over tokens; near: margin below 2^-8 "
