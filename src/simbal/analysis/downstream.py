@@ -113,12 +113,9 @@ def downstream(
     scores = run_harness(trained, batch_size, items, sample)
     rows = {name: _row(BENCHMARKS[name], [items[name][i] for i in sample[name]], scores[name]) for name in tasks}
     means = averages(rows)
-    metrics: dict[str, float] = {}
-    for name, row in rows.items():
-        metrics |= {name: row["accuracy"], f"{name}_se": row["standard_error"]}
-        if row["normalized"] is not None:
-            metrics[f"{name}_norm"] = row["normalized"]
-    for name, (mean, error) in means.items():
+    metrics = {f"{name}_norm": row["normalized"] for name, row in rows.items() if row["normalized"] is not None}
+    accuracies = {name: (row["accuracy"], row["standard_error"]) for name, row in rows.items()}
+    for name, (mean, error) in (accuracies | means).items():
         metrics |= {name: mean, f"{name}_se": error}
     of_glue = [name for name in tasks if BENCHMARKS[name].glue]
     record = {
