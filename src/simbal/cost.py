@@ -59,7 +59,7 @@ class Parameters:
     @property
     def without_embedding(self) -> int:
         """N of 6 N T: active parameters without the input embedding, unless it is tied to the head."""
-        return self.active - self._looked_up
+        return self.active - (0 if self.shape.tie_embeddings else self.embedding)
 
     @property
     def matrices(self) -> int:
@@ -69,16 +69,7 @@ class Parameters:
     @property
     def every_expert(self) -> float:
         """Parameters of a pass through all E experts, as a multiple of N."""
-        return (self.total - self._looked_up) / self.without_embedding
-
-    @property
-    def ffn_routed(self) -> int:
-        """3 D F L E: parameters of the routed experts, without shared ones."""
-        return 3 * self.shape.d_model * self.shape.d_expert * self.shape.num_layers * self.shape.num_experts
-
-    @property
-    def _looked_up(self) -> int:
-        return 0 if self.shape.tie_embeddings else self.embedding
+        return 1 + (self.total - self.active) / self.without_embedding
 
     def forward_flops(self, seq_len: int) -> int:
         """Return the FLOPs of a forward pass per token: 2 M + 2 L H P (S + 1), where H P = D in the paper's models.

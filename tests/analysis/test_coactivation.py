@@ -1,7 +1,5 @@
 """The analysis `coactivation`."""
 
-import json
-
 import pytest
 import torch
 from hypothesis import given
@@ -39,7 +37,6 @@ def test_counts_match_a_loop_over_tokens_and_shares_sum_to_k_minus_1(top_k, seed
 def test_a_run_has_the_counts_of_its_routing(trained):
     run = trained("balancing=lf")
     record = coactivation(run, None, 4).record
-    assert json.loads(json.dumps(record, allow_nan=False)) == record
     expected = routing(run, None, 4, pairs=2, bins=1, seed=0, against=None).record
     assert record["layers"]["tokens_per_expert"] == expected["layers"]["tokens_per_expert"]
     assert record["tokens"] == expected["tokens"]

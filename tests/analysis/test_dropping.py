@@ -57,19 +57,17 @@ def test_ties_are_dropped_in_the_order_of_choice():
     assert topk_indices(left_NE, 2).tolist() == [[2, 3]]
 
 
-@pytest.mark.parametrize("strategy", ["lbl", "lf", "uniform", "logit_norm"])
+@pytest.mark.parametrize("strategy", ["lf", "uniform", "logit_norm"])
 def test_dropping_no_expert_is_the_unchanged_run_to_the_bit_in_any_batch_size(trained, strategy):
     run = trained(f"balancing={strategy}")
     record = dropping(run, 160, 3, None).record
     assert [point["drop"] for point in record["curve"]] == [0, 1, 2]
     expected = quality(run, 160, 3, resamples=2, seed=0).record
     assert record["curve"][0]["loss"] == expected["metrics"]["loss"]
-    assert record["metrics"]["ppl_drop_0"] == expected["metrics"]["ppl"]
-    assert record["tokens"] == expected["tokens"]
+    assert (record["metrics"]["ppl_drop_0"], record["tokens"]) == (expected["metrics"]["ppl"], expected["tokens"])
     assert len({point["loss"] for point in record["curve"]}) == 3
-    other = dropping(run, 160, 16, [2, 1]).record["metrics"]
-    assert list(other) == ["ppl_drop_1", "ppl_drop_2"]
-    assert other == pytest.approx({name: record["metrics"][name] for name in other}, rel=1e-5)
+    other = dropping(run, 160, 16, [2, 1, 0]).record["metrics"]
+    assert other == pytest.approx(record["metrics"], rel=1e-5)
 
 
 def test_a_limit_to_groups_reduces_the_experts_that_can_be_dropped(trained):

@@ -1,7 +1,5 @@
 """The analysis `ep_load`."""
 
-import json
-
 import pytest
 import torch
 
@@ -32,14 +30,12 @@ def test_a_step_has_different_sequences_in_an_order_that_depends_only_on_the_see
     assert counts_TLE.shape == (2, 1, 1)
     assert [f"{count:b}".count("1") for count in counts_TLE.flatten().tolist()] == [3, 3]
     assert counts_TLE[0] & counts_TLE[1] == 0
-    six_BLE = counts_BLE[:6]
-    assert torch.equal(step_counts(six_BLE, 3, seed=0), step_counts(six_BLE, 3, seed=0))
-    assert not torch.equal(step_counts(six_BLE, 3, seed=0), step_counts(six_BLE, 3, seed=1))
+    assert torch.equal(counts_TLE, step_counts(counts_BLE, 3, seed=0))
+    assert not torch.equal(counts_TLE, step_counts(counts_BLE, 3, seed=1))
 
 
 def test_the_load_of_all_steps_equals_the_load_in_the_runs_validation(run):
     record = ep_load(run, **KEYS | {"step": 1}).record
-    assert json.loads(json.dumps(record, allow_nan=False)) == record
     assert record["devices"] == [2, 4]
     counts_LE = torch.tensor(run.record["layers"]["val/tokens_per_expert"])
     pairs_L2 = counts_LE.double().view(2, 2, 2).sum(2)
@@ -51,11 +47,10 @@ def test_numbers_over_steps_match_separate_counts_of_each_step(run):
     record = ep_load(run, **KEYS | {"step": 3, "batch_size": 1}).record
     counts_BLE = torch.cat([sequence_counts(batch.routings) for batch in run.predict(16)])
     counts_TLE = step_counts(counts_BLE, 3, seed=0)
-    overloads = [[(max(c) / (sum(c) / 4)) for c in layers] for layers in counts_TLE.tolist()]
-    flat = [value for layers in overloads for value in layers]
-    assert record["metrics"]["overload_4"] == pytest.approx(sum(flat) / len(flat))
-    assert record["metrics"]["overload_max_4"] == pytest.approx(max(flat))
-    assert record["layers"]["overload_max_4"][1] == pytest.approx(max(layers[1] for layers in overloads))
+    overload_TL = counts_TLE.amax(2) / counts_TLE.double().mean(2)
+    assert record["metrics"]["overload_4"] == pytest.approx(overload_TL.mean().item())
+    assert record["metrics"]["overload_max_4"] == pytest.approx(overload_TL.max().item())
+    assert record["layers"]["overload_max_4"] == pytest.approx(overload_TL.amax(0).tolist())
     assert record["metrics"] == ep_load(run, **KEYS | {"step": 3, "batch_size": 5}).record["metrics"]
     assert record["metrics"]["overload_total_4"] < record["metrics"]["overload_4"]  # small steps are less balanced
 

@@ -67,7 +67,7 @@ def test_a_new_document_hides_the_past_in_the_cache():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("case", [case for case in CASES if case.name in ("lbl", "lf", "uniform")], ids=str)
+@pytest.mark.parametrize("case", [case for case in CASES if case.name == "lf"], ids=str)
 def test_greedy_decoding_with_a_cache_equals_recomputing_each_step(case):
     model, steering = model_and_steering(case)
     prompt_BS = tokens(length=3)
@@ -100,14 +100,14 @@ def test_samples_follow_temperature_and_top_p():
 
 def test_a_token_that_is_not_allowed_is_never_sampled():
     logits_BV = torch.tensor([[0.0, -torch.inf, 0.0]]).expand(3, 3)
-    drawn = Sampler(1.0, 1.0, 0).sample(logits_BV, torch.tensor([0.0, 0.5, 1 - 2**-53], dtype=torch.float64))
-    assert drawn.tolist() == [0, 2, 2]
+    sampled_B = Sampler(1.0, 1.0, 0).sample(logits_BV, torch.tensor([0.0, 0.5, 1 - 2**-53], dtype=torch.float64))
+    assert sampled_B.tolist() == [0, 2, 2]
 
 
 def test_a_sample_does_not_depend_on_the_number_of_samples_or_tokens():
-    sampler = Sampler(1.0, 1.0, 3)
-    assert torch.equal(sampler.uniform_numbers(4, 9)[:2, :5], sampler.uniform_numbers(2, 5))
-    assert len(sampler.uniform_numbers(4, 9).unique()) == 36
+    numbers_BT = Sampler(1.0, 1.0, 3).uniform_numbers(4, 9)
+    assert torch.equal(numbers_BT[:2, :5], Sampler(1.0, 1.0, 3).uniform_numbers(2, 5))
+    assert len(numbers_BT.unique()) == 36
 
 
 def test_a_sample_ends_at_the_end_of_a_text(text_run, monkeypatch):

@@ -5,14 +5,7 @@ import json
 import pytest
 import torch
 
-from simbal.analysis.routing import (
-    RoutingTotals,
-    TokenPairs,
-    correlation,
-    mean_in_bins,
-    over_layers,
-    routing,
-)
+from simbal.analysis.routing import RoutingTotals, TokenPairs, correlation, mean_in_bins, over_layers, routing
 from simbal.errors import UserError
 from simbal.model.router import Routing, count_tokens
 
@@ -76,25 +69,23 @@ def test_saturation_is_the_fraction_of_common_experts():
     ours = routed(PROBS_NE, num_sequences=2)
     # {0,1}, {0,2}, {3,2}, {1,0} against {1,0}, {0,1}, {0,2}, {3,2}
     theirs = routed(PROBS_NE.roll(1, 0), num_sequences=2)
-    assert totals_of(ours, seq_len=2, others=[ours]).layers()["saturation"] == [1.0]
-    assert totals_of(ours, seq_len=2, others=[theirs]).layers()["saturation"] == [(2 + 1 + 1 + 0) / 8]
+    for others, expected in (([ours], 1.0), ([theirs], (2 + 1 + 1 + 0) / 8)):
+        assert totals_of(ours, seq_len=2, others=others).layers()["saturation"] == [expected]
 
 
 def test_sums_do_not_depend_on_batches():
     whole, parts = totals_of(routed(PROBS_NE, 2), seq_len=2), RoutingTotals(2)
     for rows_NE in PROBS_NE.split(2):
         parts.add([routed(rows_NE, 1)])
-    for name, values in whole.layers().items():
-        assert parts.layers()[name] == pytest.approx(values)
+    assert parts.layers() == {name: pytest.approx(values) for name, values in whole.layers().items()}
     assert parts.tokens_per_expert() == whole.tokens_per_expert() == [[3, 2, 2, 1]]
 
 
 def test_pairs_have_different_tokens_and_depend_only_on_the_seed():
     x_ND = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))
-    routing_N = routed(PROBS_NE.repeat(3, 1), 3)
-    whole, parts, other = TokenPairs(12, 50, seed=0), TokenPairs(12, 50, seed=0), TokenPairs(12, 50, seed=1)
-    whole.add([x_ND], [routing_N])
-    other.add([x_ND], [routing_N])
+    whole, parts, other = (TokenPairs(12, 50, seed) for seed in (0, 0, 1))
+    for pairs in (whole, other):
+        pairs.add([x_ND], [routed(PROBS_NE.repeat(3, 1), 3)])
     for start in (0, 4, 8):
         parts.add([x_ND[start : start + 4]], [routed(PROBS_NE, 1)])
     compared = whole.compare([torch.eye(4)])
@@ -106,10 +97,7 @@ def test_pairs_have_different_tokens_and_depend_only_on_the_seed():
 
 
 def test_correlation_is_pearsons_and_undefined_for_a_constant():
-    x_C = torch.tensor([0.1, 0.4, -0.3, 0.9]).double()
-    y_C = torch.tensor([0.3, 0.2, -0.1, 0.5]).double()
-    assert correlation(x_C, 2 * x_C - 1) == pytest.approx(1)
-    assert correlation(x_C, -x_C) == pytest.approx(-1)
+    x_C, y_C = torch.tensor([[0.1, 0.4, -0.3, 0.9], [0.3, 0.2, -0.1, 0.5]]).double()
     assert correlation(x_C, y_C) == pytest.approx(torch.corrcoef(torch.stack([x_C, y_C]))[0, 1].item())
     assert correlation(x_C, torch.full((4,), 0.1).double()) is None
 
@@ -123,12 +111,11 @@ def test_bins_cover_cosines_from_minus_1_to_1_inclusive():
 
 def test_inputs_are_the_inputs_of_the_routers_and_no_hook_remains(trained):
     run = trained("balancing=lbl")
-    layers = run.model.feed_forwards
     with run.inputs() as inputs:
         batch = next(run.predict(2))
-        for x_ND, layer, routed_N in zip(inputs, layers, batch.routings, strict=True):
-            torch.testing.assert_close(x_ND @ layer.router.weight_ED.detach().T, routed_N.logits_NE)
-    assert not any(layer._forward_pre_hooks for layer in layers)
+        for x_ND, router, routed_N in zip(inputs, run.routers, batch.routings, strict=True):
+            torch.testing.assert_close(x_ND @ router.weight_ED.detach().T, routed_N.logits_NE)
+    assert not any(router._forward_pre_hooks for router in run.routers)
 
 
 @pytest.mark.parametrize("overrides", [("balancing=simbal",), ("balancing=lf", "router=sigmoid")])
@@ -140,8 +127,6 @@ def test_numbers_equal_the_runs_validation_at_any_batch_size(trained, overrides)
         assert record["layers"][name] == pytest.approx(run.record["layers"][f"val/{name}"], rel=1e-5)
     assert json.loads(json.dumps(record, allow_nan=False)) == record
     assert record["tokens"] == 16 * record["sequences"] == 16 * run.num_sequences()
-    assert all(sum(counts) == record["tokens"] * 2 for counts in record["layers"]["tokens_per_expert"])
-    assert all(-1 <= value <= 1 for value in record["layers"]["similarity_correlation"])
     assert sum(record["choice_overlap"]["pairs"]) == 64 * 2
     other = routing(run, **KEYS | {"batch_size": 32}).record
     assert other["metrics"] == pytest.approx(record["metrics"], rel=1e-6, abs=1e-6)
@@ -155,10 +140,9 @@ def saturation_of(run, against, tokens=None):
 
 def test_saturation_is_1_against_the_same_weights_and_lower_against_earlier_ones(trained):
     run = trained("balancing=simbal", "trainer.keep_every=2", "optim.lr=0.05")
-    kept = sorted((run.path / "checkpoints").iterdir())
-    assert [file.name for file in kept] == ["final.ckpt", "weights-00000002.ckpt", "weights-00000004.ckpt"]
-    final, second, fourth = (saturation_of(run, against) for against in kept)
-    assert final == fourth == saturation_of(run, run.path) == 1.0
+    kept = ("final.ckpt", "weights-00000002.ckpt", "weights-00000004.ckpt")
+    final, second, fourth = (saturation_of(run, run.path / "checkpoints" / name) for name in kept)
+    assert final == fourth == 1.0
     assert 0 < second < 1
     plain = trained("balancing=simbal", "optim.lr=0.05").module.state_dict()
     assert all(torch.equal(tensor, plain[name]) for name, tensor in run.module.state_dict().items())

@@ -46,11 +46,9 @@ def coactivation(subject: Subject, tokens: PositiveInt | None, batch_size: Posit
     for batch in subject.track_predictions("coactivation", batch_size, tokens):
         together_LEE = together_LEE + torch.stack([count_together(routing) for routing in batch.routings]).cpu()
     pairs = [closest_pair(together_EE) for together_EE in together_LEE]
-    layers = {
-        "largest": [share for share, _, _ in pairs],
-        "companion": [companion_share(together_EE) for together_EE in together_LEE],
-    }
-    tokens_per_expert = [together_EE.diagonal().tolist() for together_EE in together_LEE]
+    largest, i_L, j_L = (list(column) for column in zip(*pairs, strict=True))
+    layers = {"largest": largest, "companion": [companion_share(together_EE) for together_EE in together_LEE]}
+    tokens_per_expert = together_LEE.diagonal(dim1=1, dim2=2).tolist()
     metrics = {"largest": max(layers["largest"]), "companion": fmean(layers["companion"])}
     record = {
         "definition": DEFINITION,
@@ -59,7 +57,8 @@ def coactivation(subject: Subject, tokens: PositiveInt | None, batch_size: Posit
         "top_k": top_k,
         "chance": (top_k - 1) / (num_experts - 1),
         "metrics": metrics,
-        "layers": layers | {"largest_pair": [[i, j] for _, i, j in pairs], "tokens_per_expert": tokens_per_expert},
+        "layers": layers
+        | {"largest_pair": [[i, j] for i, j in zip(i_L, j_L, strict=True)], "tokens_per_expert": tokens_per_expert},
     }
     notes = [
         f"{record['tokens']:,} tokens. A_ij: share of expert i's tokens that also chose expert j. With random choices "
@@ -68,7 +67,7 @@ def coactivation(subject: Subject, tokens: PositiveInt | None, batch_size: Posit
         "companion: share of choices whose token also chose the most frequent companion. The last row shows the "
         "largest A_ij over all layers and the mean companion share.",
     ]
-    if len(pairs) * num_experts * (num_experts + 1) // 2 <= MAX_COUNTS:
+    if len(together_LEE) * num_experts * (num_experts + 1) // 2 <= MAX_COUNTS:
         record["together"] = [
             [row_E[i:].tolist() for i, row_E in enumerate(together_EE)] for together_EE in together_LEE
         ]
@@ -78,12 +77,10 @@ def coactivation(subject: Subject, tokens: PositiveInt | None, batch_size: Posit
         "largest": ("largest A_ij", ".4f"), "companion": ("companion", ".4f"), "i": ("i", "d"), "j": ("j", "d"),
         "tokens_of_i": ("tokens of i", ",d"),
     }  # fmt: skip
-    pair_columns = {
-        "i": [i for _, i, _ in pairs],
-        "j": [j for _, _, j in pairs],
-        "tokens_of_i": [counts[i] for counts, (_, i, _) in zip(tokens_per_expert, pairs, strict=True)],
-    }
-    table = layer_table("experts chosen together", columns, layers | pair_columns, {"all": metrics})
+    tokens_of_i = [counts[i] for counts, i in zip(tokens_per_expert, i_L, strict=True)]
+    table = layer_table(
+        "experts chosen together", columns, layers | {"i": i_L, "j": j_L, "tokens_of_i": tokens_of_i}, {"all": metrics}
+    )
     return Result([table], notes, record)
 
 

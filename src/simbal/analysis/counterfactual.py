@@ -2,10 +2,9 @@
 
 Reference: arXiv 2605.07260 compares routes of equal compute. Sampling all tokens of one layer at once, and the standard
 error, are ours.
-Shapes: N tokens, L MoE layers, E experts, K experts per token, G documents.
+Shapes: N tokens, L MoE layers, E experts, K experts per token, D draws, G documents.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import count
 from statistics import fmean
@@ -77,16 +76,6 @@ class RandomSets(SteeringWrapper):
         return chosen_experts(topk_indices(scores_NE, self.top_k), scores_NE.shape[1])
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """A layer's loss with random sets, compared with the chosen sets."""
-
-    random_loss: float
-    gain: float
-    regret: float
-    gain_G: Tensor  # nats, summed over the tokens of each document
-
-
 def counterfactual(
     subject: Subject,
     tokens: PositiveInt | None,
@@ -124,20 +113,19 @@ def counterfactual(
         return torch.cat(documents), torch.cat(nlls)
 
     documents_N, chosen_N = losses(strategy, "chosen experts")
-    compared = []
+    layers: dict[str, list[float]] = {name: [] for name in COLUMNS}
+    gains = []
     for layer in range(num_layers):
         steerings = [RandomSets(strategy, layer, subject.top_k, seed, draw) for draw in range(draws)]
-        random = (losses(steering, f"layer {layer}, draw {steering.draw}")[1] for steering in steerings)
-        compared.append(compare(chosen_N, random, documents_N))
-    layers = {
-        "random_loss": [layer.random_loss for layer in compared],
-        "gain": [layer.gain for layer in compared],
-        "gain_se": [standard_error(layer.gain_G, documents_N, resamples, seed) for layer in compared],
-        "regret": [layer.regret for layer in compared],
-    }
+        random_DN = torch.stack([losses(each, f"layer {layer}, draw {each.draw}")[1] for each in steerings])
+        numbers, gain_G = compare(chosen_N, random_DN, documents_N)
+        numbers["gain_se"] = standard_error(gain_G, documents_N, resamples, seed)
+        gains.append(gain_G)
+        for name, value in numbers.items():
+            layers[name].append(value)
     metrics = {"loss": chosen_N.mean().item()} | {name: fmean(values) for name, values in layers.items()}
-    mean_gain_G = torch.stack([layer.gain_G for layer in compared]).mean(0)
-    metrics["gain_se"] = standard_error(mean_gain_G, documents_N, resamples, seed)  # layers share their documents
+    # layers share their documents
+    metrics["gain_se"] = standard_error(torch.stack(gains).mean(0), documents_N, resamples, seed)
     num_documents = int((torch.bincount(documents_N) > 0).sum())
     record = {
         "definition": DEFINITION,
@@ -157,15 +145,15 @@ def counterfactual(
     return Result([table], notes, record)
 
 
-def compare(chosen_N: Tensor, random: Iterable[Tensor], documents_N: Tensor) -> Comparison:
-    """Compare the losses of the chosen sets with the losses of each draw of random sets, (N,) nats each."""
-    total_N, best_N, draws = torch.zeros_like(chosen_N), chosen_N, 0
-    for nll_N in random:
-        total_N, best_N, draws = total_N + nll_N, best_N.minimum(nll_N), draws + 1
-    gain_N = total_N / draws - chosen_N
+def compare(chosen_N: Tensor, random_DN: Tensor, documents_N: Tensor) -> tuple[dict[str, float], Tensor]:
+    """Compare the losses of the chosen sets with the losses of D draws of random sets, in nats.
+
+    Return random_loss, gain and regret, and the gain summed over the tokens of each document, (G,).
+    """
+    gain_N, regret_N = random_DN.mean(0) - chosen_N, (chosen_N - random_DN.amin(0)).clamp(min=0)
     gain_G = gain_N.new_zeros(int(documents_N.max()) + 1).index_add_(0, documents_N, gain_N)
-    random_loss, regret = total_N.mean() / draws, (chosen_N - best_N).mean()
-    return Comparison(random_loss.item(), gain_N.mean().item(), regret.item(), gain_G)
+    numbers = {"random_loss": random_DN.mean(), "gain": gain_N.mean(), "regret": regret_N.mean()}
+    return {name: value.item() for name, value in numbers.items()}, gain_G
 
 
 def standard_error(gain_G: Tensor, documents_N: Tensor, resamples: int, seed: int) -> float:

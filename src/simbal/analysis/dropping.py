@@ -35,8 +35,6 @@ class Dropping(SteeringWrapper):
     def choice_scores(self, candidates: Candidates) -> Tensor:
         """Return the strategy's scores (N, E), with -inf for the `drop` largest."""
         scores_NE = self.strategy.choice_scores(candidates)
-        if not self.drop:
-            return scores_NE
         return scores_NE.scatter(1, topk_indices(scores_NE, self.drop), -math.inf)
 
 

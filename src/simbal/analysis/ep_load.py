@@ -13,6 +13,7 @@ from torch import Tensor
 
 from simbal.analysis.result import Result, numbers_table
 from simbal.analysis.subject import Subject, require_routers
+from simbal.config.values import divisors
 from simbal.errors import UserError
 from simbal.metrics.routing import chosen_experts, overload
 from simbal.model.init import generator
@@ -53,13 +54,13 @@ def ep_load(
     """
     require_routers(subject, "ep_load")
     num_experts, sequences = subject.num_experts, subject.num_sequences(tokens)
-    divisors = [number for number in range(1, num_experts + 1) if num_experts % number == 0]
+    allowed = divisors(num_experts)
     if devices is None:
-        devices = [number for number in divisors if 2 <= number <= MAX_DEVICES]
-    if not devices or not {*devices} <= {*divisors}:
+        devices = [number for number in allowed if 2 <= number <= MAX_DEVICES]
+    if not devices or not {*devices} <= {*allowed}:
         raise UserError(
             f"analysis.ep_load.devices={devices} must be a list of divisors of num_experts={num_experts}: "
-            f"{', '.join(map(str, divisors))}"
+            f"{', '.join(map(str, allowed))}"
         )
     if sequences < step:
         raise UserError(f"analysis.ep_load.step={step} must be at most {sequences}, the number of validation sequences")
@@ -73,17 +74,12 @@ def ep_load(
     for number in sorted({*devices}):
         overload_TL, total_L = overload(counts_TLE, number), overload(counts_TLE.sum(0), number)
         means_L = overload_TL.mean(0)
-        numbers = {
-            f"overload_{number}": overload_TL.mean().item(),
-            f"overload_max_{number}": overload_TL.max().item(),
-            f"overload_total_{number}": total_L.mean().item(),
-        }
-        metrics |= numbers
-        layers[f"overload_{number}"] = means_L.tolist()
-        layers[f"overload_max_{number}"] = overload_TL.amax(0).tolist()
-        layers[f"overload_total_{number}"] = total_L.tolist()
-        mean, largest, total = numbers.values()
-        cells = [f"{value:.4f}" for value in (mean, means_L.max().item(), largest, total)]
+        by_layer = {"": means_L, "_max": overload_TL.amax(0), "_total": total_L}
+        layers |= {f"overload{kind}_{number}": values_L.tolist() for kind, values_L in by_layer.items()}
+        over_layers = {"": means_L.mean(), "_max": overload_TL.max(), "_total": total_L.mean()}
+        metrics |= {f"overload{kind}_{number}": value.item() for kind, value in over_layers.items()}
+        mean, largest, total = over_layers.values()
+        cells = [f"{value:.4f}" for value in (mean, means_L.max(), largest, total)]
         rows.append([str(number), str(num_experts // number), *cells])
     record = {
         "definition": DEFINITION,

@@ -136,17 +136,17 @@ def evaluate(
 
 def _check_analyses(analyses: dict[str, dict[str, Any]], inputs: Mapping[str, Any]) -> list[Analysis]:
     """Return the analyses with their inputs; `UserError` for an invalid setting or an unused input."""
-    functions = {name: get_method(settings["_target_"]) for name, settings in analyses.items()}
-    parameters = {name: inspect.signature(function).parameters for name, function in functions.items()}
-    for key, value in inputs.items():
-        if value is not None and not any(key in names for names in parameters.values()):
-            raise UserError(f"{key}= does not apply to analysis={','.join(analyses)}: remove it")
     checked = []
     for name, settings in analyses.items():
+        function = get_method(settings["_target_"])
         arguments = {key: value for key, value in settings.items() if key != "_target_"}
-        check_arguments(f"analysis.{name}.", functions[name], arguments, given={*MEASURED, *inputs})
-        used = {key: value for key, value in inputs.items() if key in parameters[name]}
-        checked.append(Analysis(name, functions[name], settings | used))
+        check_arguments(f"analysis.{name}.", function, arguments, given={*MEASURED, *inputs})
+        parameters = inspect.signature(function).parameters
+        used = {key: value for key, value in inputs.items() if key in parameters}
+        checked.append(Analysis(name, function, settings | used))
+    for key, value in inputs.items():
+        if value is not None and not any(key in analysis.settings for analysis in checked):
+            raise UserError(f"{key}= does not apply to analysis={','.join(analyses)}: remove it")
     return checked
 
 

@@ -116,11 +116,9 @@ def _parameters_table(counted: Parameters, printed: Printed | None) -> Table:
         "FFN": (counted.ffn, counted.ffn_active),
         "router": (counted.router, counted.router),
         "norms": (counted.norms, counted.norms),
-        "biases": (counted.bias, counted.bias_active),
+        **({"biases": (counted.bias, counted.bias_active)} if counted.bias else {}),
         "total": (counted.total, counted.active),
     }
-    if not counted.bias:
-        del parts["biases"]
     paper = {}
     if printed:
         total = f"{_abbreviate(printed.total)}, active {_abbreviate(printed.active)}"

@@ -6,6 +6,7 @@ Shapes: N tokens, L MoE layers, E experts, K experts per token, Q quantiles.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import fmean
 from typing import Annotated
 
 import numpy as np
@@ -92,12 +93,14 @@ def margin(
     for _ in subject.track_predictions("margin", batch_size, tokens, recorder):
         pass
     margins_LN = torch.stack([torch.cat(of_batches) for of_batches in recorder.margins])
-    levels, counted, num_layers = sorted({*quantiles}), margins_LN.shape[1], len(routers)
-    layers = _quantiles(margins_LN, levels)
-    metrics = {name: values[0] for name, values in _quantiles(margins_LN.view(1, -1), levels).items()}
+    levels, counted = sorted({*quantiles}), margins_LN.shape[1]
+    names = [f"margin_q{level:g}" for level in levels]
+    # torch.quantile is limited to 16 million numbers
+    layers = dict(zip(names, np.quantile(margins_LN, levels, axis=1).tolist(), strict=True))
+    metrics = dict(zip(names, np.quantile(margins_LN, levels).tolist(), strict=True))
     for name, counts in (("near", recorder.near), ("flips", recorder.flips)):
         layers[name] = [count / counted for count in counts]
-        metrics[name] = sum(layers[name]) / num_layers
+        metrics[name] = fmean(layers[name])
     record = {
         "definition": DEFINITION,
         "tokens": counted,
@@ -105,22 +108,12 @@ def margin(
         "metrics": metrics,
         "layers": layers,
     }
-    columns = {
-        _name(level): (f"{'' if index else 'margin'}\n{level:g}", ".3g") for index, level in enumerate(levels)
-    } | {"near": ("near\n(bf16)", ".4f"), "flips": ("flips\n(bf16)", ".4f")}
+    columns = {name: (f"\n{level:g}", ".3g") for name, level in zip(names, levels, strict=True)}
+    columns[names[0]] = (f"margin\n{levels[0]:g}", ".3g")
+    columns |= {"near": ("near\n(bf16)", ".4f"), "flips": ("flips\n(bf16)", ".4f")}
     scores = "the logits" if recorder.by_logits else "scores of the model's strategy or rule, not its logits"
     note = (
         f"{counted:,} tokens; experts are chosen by {scores}. margin: quantiles over tokens; near: margin below 2^-8 "
         "of the K-th score; flips: rounding the logits to bf16 changes the set of experts."
     )
     return Result([layer_table("margin of the choice by layer", columns, layers, {"all": metrics})], [note], record)
-
-
-def _quantiles(margins_LN: Tensor, levels: Sequence[float]) -> dict[str, list[float]]:
-    """Return each quantile of each row. torch.quantile is limited to 16 million numbers."""
-    values_QL = np.quantile(margins_LN.numpy(), levels, axis=1)
-    return {_name(level): values_L.tolist() for level, values_L in zip(levels, values_QL, strict=True)}
-
-
-def _name(level: float) -> str:
-    return f"margin_q{level:g}"

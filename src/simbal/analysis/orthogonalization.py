@@ -65,16 +65,14 @@ def orthogonalization(
         trials: routers of each kind.
         steps: training steps of Trained.
         lr: initial learning rate of Trained, followed by a cosine decay.
-        final_lr: learning rate at the end of the cosine, at most lr.
+        final_lr: learning rate at the end of the cosine.
         seed: seed of all random numbers; each trial has its own generators.
 
     Raises:
-        UserError: num_experts or final_lr is too large.
+        UserError: num_experts is larger than d_model.
     """
     if num_experts > d_model:
         raise UserError(f"analysis.orthogonalization.num_experts={num_experts} must be at most d_model={d_model}")
-    if final_lr > lr:
-        raise UserError(f"analysis.orthogonalization.final_lr={final_lr} must be at most lr={lr}")
 
     def generators(kind: str) -> list[torch.Generator]:
         return [generator(seed, f"orthogonalization/{kind}/{trial}") for trial in range(trials)]

@@ -29,7 +29,7 @@ TRAINERS = {(2, 64): "bench", (8, 768): "paper_m", (12, 1536): "paper_l"}
 # of 82 held-out documents; dclm: one shard
 HELD_OUT = {"pysource": 131_328, "dclm": 80_000_000}
 DEFINITION = {
-    "tokens_per_second": "speed of all devices: given, or utilisation * peak FLOP/s * devices / training FLOPs per "
+    "tokens_per_second": "speed of all devices: given, or utilization * peak FLOP/s * devices / training FLOPs per "
     "token",
     "days": "(training tokens + validation_tokens / 3) / tokens_per_second, because a forward pass is a third of the "
     "training FLOPs; excludes PES, checkpoints and data preparation",
@@ -96,7 +96,7 @@ def plan(
     val_every: PositiveInt | None,
     validation_tokens: PositiveInt | None,
     tokens_per_second: PositiveFloat | None,
-    utilisation: Share,
+    utilization: Share,
     memory_share: Share,
 ) -> Result:
     """Estimate the cost of a run or a sweep, and state which numbers are counted, given or assumed.
@@ -115,8 +115,8 @@ def plan(
         vocab_size: number of token ids.
         val_every: steps between validations.
         validation_tokens: tokens per validation, except the final one.
-        tokens_per_second: measured speed of a run on these devices; None: estimate it from `utilisation`.
-        utilisation: share of the peak FLOP/s.
+        tokens_per_second: measured speed of a run on these devices; None: estimate it from `utilization`.
+        utilization: share of the peak FLOP/s.
         memory_share: share of a device's memory that a step may use.
 
     Raises:
@@ -138,7 +138,7 @@ def plan(
         raise UserError(f"{device.device} has no bf16: set analysis.plan.precision=32-true (got {recipe.precision})")
     counted = parameters(recipe.shape)
     training_flops = counted.training_flops(recipe.seq_len, recipe.tokens)
-    rate = tokens_per_second or gpus * peak * utilisation * recipe.tokens / training_flops
+    rate = tokens_per_second or gpus * peak * utilization * recipe.tokens / training_flops
     validated = recipe.validations * recipe.validation_tokens + recipe.final_validation_tokens
     days = (recipe.tokens + validated / 3) / rate / DAY
     cost = 24 * days * gpus * device.price_per_hour
@@ -165,16 +165,16 @@ def plan(
     strategies = ("ddp", "fsdp") if gpus > 1 else ("one device",)
     memory = {strategy: device_memory(recipe.shape, step, strategy, gpus) for strategy in strategies}
     limit = memory_share * device.memory_bytes
-    notes = [
+    basis, notes = "given", []
+    if not tokens_per_second:
+        basis = f"assumed: {utilization:.0%} of {gpus} x {peak / 1e12:,.4g} TFLOP/s"
+        notes = [
+            "The utilization is assumed. Set analysis.plan.tokens_per_second to the speed measured in a short run."
+        ]
+    notes.append(
         "The time excludes PES, checkpoints, data preparation and process startup. Override a device's numbers with "
         "keys such as hardware.price_per_hour=2."
-    ]
-    basis = "given"
-    if not tokens_per_second:
-        basis = f"assumed: {utilisation:.0%} of {gpus} x {peak / 1e12:,.4g} TFLOP/s"
-        notes.insert(
-            0, "The utilisation is assumed. Set analysis.plan.tokens_per_second to the speed measured in a short run."
-        )
+    )
     record = {
         "definition": DEFINITION,
         "recipe": asdict(recipe),

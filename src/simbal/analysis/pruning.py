@@ -7,9 +7,10 @@ width, G documents.
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import fmean, median, stdev
 from typing import Annotated, Any, Literal
 
@@ -202,20 +203,11 @@ def pruned(feed_forwards: Sequence[MoELayer | FeedForward], pruning: Pruned) -> 
     """Prune experts within the block, for inference only; yield the (token, expert) pairs computed so far by layer."""
     layers = [layer for layer in feed_forwards if isinstance(layer, MoELayer)]
     kept_L = [0] * len(layers)
-    for index, layer in enumerate(layers):
-        layer.forward = _pruned_forward(layer, pruning, kept_L, index)  # type: ignore[assignment, method-assign]
-    try:
-        yield kept_L
-    finally:
-        for layer in layers:
-            del layer.forward  # restores the method of the class
 
-
-def _pruned_forward(
-    layer: MoELayer, pruning: Pruned, kept_L: list[int], index: int
-) -> Callable[[Tensor, Tensor, Steering | None], tuple[Tensor, Routing]]:
-    def forward(x_BSD: Tensor, tokens_BS: Tensor, steering: Steering | None = None) -> tuple[Tensor, Routing]:
-        x_ND = x_BSD.flatten(0, 1)
+    def forward(
+        index: int, x_BSD: Tensor, tokens_BS: Tensor, steering: Steering | None = None
+    ) -> tuple[Tensor, Routing]:
+        layer, x_ND = layers[index], x_BSD.flatten(0, 1)
         routing = layer.router(x_ND, tokens_BS, steering)
         kept_NK = pruning.kept(routing.topk_probs_NK)
         weights_NK = pruning.weights(routing.topk_probs_NK, kept_NK)
@@ -226,27 +218,31 @@ def _pruned_forward(
         y_ND = apply_experts(layer.backend, x_ND, plan, layer.w13_E2FD, layer.w2_EFD, layer.biases)
         return layer.with_shared(y_ND.view_as(x_BSD), x_BSD), routing
 
-    return forward
+    for index, layer in enumerate(layers):
+        layer.forward = partial(forward, index)  # type: ignore[method-assign]
+    try:
+        yield kept_L
+    finally:
+        for layer in layers:
+            del layer.forward  # restores the method of the class
 
 
 def _metrics(summaries: dict[str, dict[str, Any]]) -> dict[str, float]:
-    metrics = {}
+    metrics: dict[str, float] = {}
     for name, numbers in summaries.items():
-        metrics[f"ppl_prune_{name}"] = numbers["ppl"]
-        metrics[f"experts_prune_{name}"] = numbers["experts"]
-        metrics[f"seconds_prune_{name}"] = numbers["seconds"]["median"]
-        ratio = {"": numbers["ratio"]["mean"], "_low": numbers["ratio"]["low"], "_high": numbers["ratio"]["high"]}
-        metrics |= {f"time_ratio{end}_prune_{name}": value for end, value in ratio.items() if value is not None}
+        mean, low, high = numbers["ratio"].values()
+        values = {
+            "ppl": numbers["ppl"], "experts": numbers["experts"], "seconds": numbers["seconds"]["median"],
+            "time_ratio": mean, "time_ratio_low": low, "time_ratio_high": high,
+        }  # fmt: skip
+        metrics |= {f"{key}_prune_{name}": value for key, value in values.items() if value is not None}
     return metrics
 
 
 def _row(name: str, numbers: dict[str, Any]) -> list[str]:
     mean, low, high = numbers["ratio"].values()
-    ratio = "" if mean is None else f"{mean:.3f}"
-    interval, remark = "", ""
-    if low is not None:
-        interval = f"{low:.3f} to {high:.3f}"
-        remark = "below the noise" if low <= 1 <= high else ""
-    seconds = f"{numbers['seconds']['median']:.3f}"
     loss, ppl, experts = f"{numbers['loss']:.4f}", f"{numbers['ppl']:,.3f}", f"{numbers['experts']:.3f}"
-    return [name, loss, ppl, experts, seconds, ratio, interval, remark]
+    row = [name, loss, ppl, experts, f"{numbers['seconds']['median']:.3f}"]
+    if low is None:
+        return [*row, "" if mean is None else f"{mean:.3f}", "", ""]
+    return [*row, f"{mean:.3f}", f"{low:.3f} to {high:.3f}", "below the noise" if low <= 1 <= high else ""]

@@ -86,13 +86,9 @@ def document_sums(
 
 def resampled_sums(values_GC: Tensor, resamples: int, seed: int) -> Tensor:
     """Return the sums over documents in each bootstrap resample, (R, C)."""
-    generator = torch.Generator().manual_seed(seed)
-    num_documents = len(values_GC)
-    sums = []
-    for _ in range(resamples):
-        resample_G = torch.randint(num_documents, (num_documents,), generator=generator)
-        sums.append(values_GC[resample_G].sum(0))
-    return torch.stack(sums)
+    generator, num_documents = torch.Generator().manual_seed(seed), len(values_GC)
+    resamples_of_G = (torch.randint(num_documents, (num_documents,), generator=generator) for _ in range(resamples))
+    return torch.stack([values_GC[resample_G].sum(0) for resample_G in resamples_of_G])
 
 
 def few_documents_note(documents: int) -> list[str]:

@@ -77,19 +77,18 @@ def layer_table(
     """
     columns = {name: column for name, column in columns.items() if name in layers}
 
-    def cells(numbers: Mapping[str, float | None]) -> list[str]:
-        return ["" if name not in numbers else _format(numbers[name], spec) for name, (_, spec) in columns.items()]
+    def cell(name: str, value: float | None) -> str:
+        return "-" if value is None else format(value, columns[name][1])
 
     headings = [heading for heading, _ in columns.values()]
     first = "\nlayer" if any("\n" in heading for heading in headings) else "layer"
     num_layers = max(len(values) for values in layers.values())
-    rows = [[str(layer), *cells({name: layers[name][layer] for name in columns})] for layer in range(num_layers)]
-    below = [[label, *cells(numbers)] for label, numbers in last.items()]
+    rows = [[str(layer), *(cell(name, layers[name][layer]) for name in columns)] for layer in range(num_layers)]
+    below = [
+        [label, *(cell(name, numbers[name]) if name in numbers else "" for name in columns)]
+        for label, numbers in last.items()
+    ]
     return numbers_table(title, [first, *headings], rows, below)
-
-
-def _format(value: float | None, spec: str) -> str:
-    return "-" if value is None else format(value, spec)
 
 
 def write_analysis(file: Path, content: Mapping[str, Any]) -> None:

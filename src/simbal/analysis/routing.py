@@ -7,7 +7,6 @@ tokens in a batch, L MoE layers, E experts, K experts per token, D model width.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import repeat
 from math import log
 from pathlib import Path
@@ -30,6 +29,7 @@ from simbal.model.router import Routing
 SAME_SHAPE = ("num_layers", "d_model", "num_experts", "top_k")  # keys of `model` that saturation requires to be equal
 PIECES = (128, 512)  # tokens; SEU grows with length, so it is also measured at lengths common to many runs
 SUMMED = ("unique_experts", "dead_experts", "near_dead_experts")  # over layers; all others are means over layers
+LOAD_METRICS = (*SUMMED, "max_vio", "gini", "squared_variation")  # functions of `load_metrics`
 CONSTANT = 1e-12  # smaller differences of cosines are rounding errors of fp64
 DEFINITION = {
     "seu": "distinct experts chosen in a sequence / E, mean over sequences",
@@ -116,58 +116,46 @@ class RoutingTotals:
     def __init__(self, seq_len: int) -> None:
         self.seq_len, self.tokens, self.sequences = seq_len, 0, 0
         self.lengths = {f"seu_{length}": length for length in PIECES if length <= seq_len} | {"seu": seq_len}
-        self._counts_LE, self._probs_LE = torch.tensor(0), torch.tensor(0.0)
-        self._sums_L: dict[str, Tensor] = {}
+        self._sums: dict[str, Tensor] = {}  # by name, with L rows
 
     def add(self, routings: Sequence[Routing], others: Sequence[Routing] | None = None) -> None:
         """Add one batch: the routing of each layer and, optionally, another run's routing of the same tokens."""
         self.sequences += routings[0].num_sequences
         self.tokens += len(routings[0].logits_NE)
-        self._counts_LE = self._counts_LE + torch.stack([r.tokens_per_expert_E for r in routings]).cpu()
-        probs_LE = torch.stack([routing.distribution_NE.double().sum(0) for routing in routings])
-        self._probs_LE = self._probs_LE + probs_LE.cpu()
+        self._add("counts", [routing.tokens_per_expert_E for routing in routings])
+        self._add("probs", [routing.distribution_NE.double().sum(0) for routing in routings])
         for name, length in self.lengths.items():
             self._add(name, [_sum_of_seu(routing, self.seq_len, length) for routing in routings])
         self._add("entropy", [topk_entropy(routing.topk_probs_NK.double()).sum() for routing in routings])
         self._add("entropy_full", [full_entropy(routing.distribution_NE.double()).sum() for routing in routings])
         if others is not None:
-            overlaps = []
-            for ours, theirs in zip(routings, others, strict=True):
-                num_experts = ours.logits_NE.shape[1]
-                overlaps.append(choice_overlap(ours.topk_experts_NK, theirs.topk_experts_NK, num_experts).sum())
-            self._add("saturation", overlaps)
+            num_experts = routings[0].logits_NE.shape[1]
+            pairs = [
+                (ours.topk_experts_NK, other.topk_experts_NK) for ours, other in zip(routings, others, strict=True)
+            ]
+            self._add("saturation", [choice_overlap(*pair, num_experts).sum() for pair in pairs])
+
+    def _add(self, name: str, values: list[Tensor]) -> None:
+        """Add one value per layer. fp64 is exact for counts below 2^53."""
+        added = torch.stack(values).double().cpu()
+        self._sums[name] = self._sums[name] + added if name in self._sums else added
 
     def layers(self) -> dict[str, list[float]]:
         """Return the values of each metric by layer."""
-        counts_LE, entropy_L = self._counts_LE, self._sums_L["entropy_full"] / self.tokens
-        tensors = {
-            name: self._sums_L[name] / (self.sequences * (self.seq_len // length))
-            for name, length in self.lengths.items()
-        }
-        tensors |= {
-            "unique_experts": load_metrics.unique_experts(counts_LE),
-            "dead_experts": load_metrics.dead_experts(counts_LE),
-            "near_dead_experts": load_metrics.near_dead_experts(counts_LE),
-            "max_vio": load_metrics.max_vio(counts_LE),
-            "gini": load_metrics.gini(counts_LE),
-            "squared_variation": load_metrics.squared_variation(counts_LE),
-            "entropy": self._sums_L["entropy"] / self.tokens,
-            "entropy_full": entropy_L,
-            "entropy_load": load_metrics.load_entropy(counts_LE),
-            "effective_share": load_metrics.load_entropy(counts_LE).exp() / counts_LE.shape[-1],
-            "mutual_information": mutual_information(self._probs_LE / self.tokens, entropy_L),
-        }
-        if "saturation" in self._sums_L:
-            tensors["saturation"] = self._sums_L["saturation"] / self.tokens
+        counts_LE = self._sums["counts"]
+        tensors = {name: self._sums[name] / (self.sequences * (self.seq_len // n)) for name, n in self.lengths.items()}
+        tensors |= {name: getattr(load_metrics, name)(counts_LE) for name in LOAD_METRICS}
+        for name in ("entropy", "entropy_full", "saturation"):
+            if name in self._sums:
+                tensors[name] = self._sums[name] / self.tokens
+        tensors["entropy_load"] = load_metrics.load_entropy(counts_LE)
+        tensors["effective_share"] = tensors["entropy_load"].exp() / counts_LE.shape[-1]
+        tensors["mutual_information"] = mutual_information(self._sums["probs"] / self.tokens, tensors["entropy_full"])
         return {name: values_L.tolist() for name, values_L in tensors.items()}
 
     def tokens_per_expert(self) -> list[list[int]]:
         """Return the number of tokens sent to each expert, (L, E)."""
-        return self._counts_LE.tolist()
-
-    def _add(self, name: str, values: list[Tensor]) -> None:
-        values_L = torch.stack(values).double().cpu()
-        self._sums_L[name] = self._sums_L[name] + values_L if name in self._sums_L else values_L
+        return self._sums["counts"].long().tolist()
 
 
 class TokenPairs:
@@ -255,7 +243,8 @@ def _load_other(subject: Subject, against: str) -> TrainedRun:
     for key, value in facts(subject).items():
         if theirs[key] != value:
             raise UserError(f"analysis.routing.against={against} has {key}={theirs[key]}, {subject.path} has {value}")
-    return replace(other, validation=subject.validation)  # the same windows, even if the data.seed of the runs differs
+    other.validation = subject.validation  # the same windows, even if the data.seed of the runs differs
+    return other
 
 
 def _record(totals: RoutingTotals, sample: TokenPairs, routers: Sequence[LayerRouter], bins: int) -> dict[str, Any]:

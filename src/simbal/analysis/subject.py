@@ -68,38 +68,18 @@ class Subject(ABC):
     path: Path  # identifies the model in messages
     device: torch.device
     validation: ValidationSplit
+    precisions: dict[str, str]  # in training (`trained`) and in analyses on this device (`analyzed`)
+    bytes_of_token_V: Tensor | None  # UTF-8 bytes of each token id, or None if unknown
+    backend: str | None  # of the experts
+    ragged: bool = False  # whether the number of experts varies by token
+    groups: Groups | None = None  # the expert groups that restrict each token's choice
     reads: ClassVar[str]  # precedes "`seq_len` tokens" in messages, such as "the run was trained on"
     precision_note: ClassVar[str]  # printed if the two `precisions` differ
 
     @property
     @abstractmethod
-    def precisions(self) -> dict[str, str]:
-        """The precision in training (`trained`) and in analyses on this device (`analysed`)."""
-
-    @property
-    @abstractmethod
-    def seq_len(self) -> int:
-        """Tokens per sequence."""
-
-    @property
-    @abstractmethod
-    def bytes_of_token_V(self) -> Tensor | None:
-        """UTF-8 bytes of each token id, or None if unknown."""
-
-    @property
-    @abstractmethod
     def steering(self) -> Steering:
         """The `Steering` that chooses the experts in all layers."""
-
-    @property
-    def ragged(self) -> bool:
-        """Whether the number of experts varies by token."""
-        return False
-
-    @property
-    @abstractmethod
-    def backend(self) -> str | None:
-        """The backend of the experts, or None for a dense model."""
 
     @property
     @abstractmethod
@@ -151,9 +131,9 @@ class Subject(ABC):
         return self.routers[0].top_k if self.routers else 0
 
     @property
-    def groups(self) -> Groups | None:
-        """The expert groups that restrict each token's choice, or None."""
-        return None
+    def seq_len(self) -> int:
+        """Tokens per sequence."""
+        return self.validation.seq_len
 
     @property
     def choosable(self) -> int:

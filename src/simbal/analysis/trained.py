@@ -5,7 +5,6 @@ Shapes: B sequences, S sequence length, T = S + 1, N tokens, D model width, V vo
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,7 +16,6 @@ from simbal.analysis.generate import cached_decoder
 from simbal.analysis.pruning import pruned
 from simbal.analysis.subject import NotApplicableError, Predicted, Pruned, Subject
 from simbal.balancing.bias import BiasController
-from simbal.config.compose import validate
 from simbal.config.schema import DataConfig, Group
 from simbal.cost import parameters
 from simbal.data.loader import ValidationSplit
@@ -27,9 +25,7 @@ from simbal.data.tokenizer import Tokenizer, load_tokenizer
 from simbal.errors import UserError
 from simbal.model.expert_similarity import ExpertSimilarity, record_similarity
 from simbal.model.head import head_loss
-from simbal.model.moe import MoELayer
-from simbal.model.router import Groups, Router, Steering
-from simbal.model.transformer import Transformer
+from simbal.model.router import Router, Steering
 from simbal.runs.folder import RunFolder
 from simbal.runs.spec import RunSpec
 from simbal.training.build import build_module, resolve_device, resolve_precision
@@ -49,71 +45,37 @@ class DataPlaces(Group):
     validation_files: Any = None
     location: str | None = None
 
-    @classmethod
-    def of(cls, keys: Any) -> "DataPlaces":
-        """Return the locations in the `data` keys of a command line; `UserError` for a value of the wrong type."""
-        return validate(cls, keys, "data.")
-
 
 NOWHERE = DataPlaces()
 
 
-@dataclass(frozen=True)
 class TrainedRun(Subject):
     """A finished run, with its model in evaluation mode."""
 
-    path: Path
-    spec: RunSpec
-    record: dict[str, Any]
-    store: Store
-    module: LitMoE
-    validation: ValidationSplit
-    device: torch.device
-    precision: str
-    places: DataPlaces
     reads: ClassVar[str] = "the run was trained on"
-    precision_note: ClassVar[str] = "The run was trained in {trained} and is analyzed in {analysed}."
+    precision_note: ClassVar[str] = "The run was trained in {trained} and is analyzed in {analyzed}."
 
-    @property
-    def model(self) -> Transformer:
-        """The transformer."""
-        return self.module.model
-
-    @property
-    def precisions(self) -> dict[str, str]:
-        """The precision in training (`trained`) and in analyses on this device (`analysed`)."""
-        return {"trained": self.record["precision"], "analysed": self.precision}
-
-    @property
-    def seq_len(self) -> int:
-        """Tokens per sequence."""
-        return self.spec.config.data.seq_len
-
-    @property
-    def bytes_of_token_V(self) -> Tensor:
-        """UTF-8 bytes of each token id."""
-        return self.module.bytes_of_token_V
+    def __init__(
+        self, path: Path, spec: RunSpec, record: dict[str, Any], store: Store, module: LitMoE, places: DataPlaces
+    ) -> None:
+        """Wrap a run whose weights are loaded into `module`, which is on the device of the analyses."""
+        self.path, self.spec, self.record, self.store, self.places = path, spec, record, store, places
+        self.module, self.model, self.balancing = module, module.model, module.balancing
+        self.device, self.backend = module.device, self.model.backend
+        self.bytes_of_token_V = module.bytes_of_token_V
+        self.precisions = {"trained": record["precision"], "analyzed": resolve_precision("auto", self.device)}
+        data = spec.config.data
+        self.validation = ValidationSplit.of(
+            store, data.seq_len, spec.config.data_seed, data.validation_document_tokens
+        )
+        self.ragged = self.balancing.ragged
+        chooser = self.balancing.parts.get(self.balancing.chooser or "")
+        self.groups = chooser.groups if isinstance(chooser, BiasController) else None
 
     @property
     def steering(self) -> Steering:
         """The strategies that the run was trained with."""
-        return self.module.balancing
-
-    @property
-    def ragged(self) -> bool:
-        """Whether the number of experts varies by token."""
-        return self.steering.ragged
-
-    @property
-    def groups(self) -> Groups | None:
-        """The expert groups that restrict each token's choice, or None."""
-        chooser = self.module.balancing.parts.get(self.module.balancing.chooser or "")
-        return chooser.groups if isinstance(chooser, BiasController) else None
-
-    @property
-    def backend(self) -> str | None:
-        """The backend of the experts, or None for a dense model."""
-        return self.model.backend
+        return self.balancing
 
     @property
     def routers(self) -> list[Router]:
@@ -123,7 +85,7 @@ class TrainedRun(Subject):
     @contextmanager
     def inference(self) -> Iterator[None]:
         """Disable gradients and use the precision of the device within the block."""
-        mixed = self.precision == "bf16-mixed"
+        mixed = self.precisions["analyzed"] == "bf16-mixed"
         with torch.inference_mode(), torch.autocast(self.device.type, torch.bfloat16) if mixed else nullcontext():
             yield
 
@@ -141,15 +103,14 @@ class TrainedRun(Subject):
     @contextmanager
     def inputs(self) -> Iterator[list[Tensor]]:
         """Yield a list with the last input (N, D) of each MoE layer, filled by each forward pass in the block."""
-        layers = [layer for layer in self.model.feed_forwards if isinstance(layer, MoELayer)]
-        inputs = [torch.empty(0)] * len(layers)
+        inputs = [torch.empty(0)] * len(self.routers)
 
-        def keep_input(index: int, _: MoELayer, args: tuple[Tensor, ...]) -> None:
-            inputs[index] = args[0].flatten(0, 1)
+        def keep_input(layer: int, _: Router, args: tuple[Tensor, ...]) -> None:
+            inputs[layer] = args[0]
 
         with ExitStack() as hooks:
-            for index, layer in enumerate(layers):
-                hooks.enter_context(layer.register_forward_pre_hook(partial(keep_input, index)))
+            for layer, router in enumerate(self.routers):
+                hooks.enter_context(router.register_forward_pre_hook(partial(keep_input, layer)))
             yield inputs
 
     def similarity(self) -> AbstractContextManager[ExpertSimilarity]:
@@ -173,8 +134,9 @@ class TrainedRun(Subject):
 
     def every_expert_flops(self) -> float:
         """Return the FLOPs of a forward pass that also computes all experts, as a multiple of a plain forward pass."""
-        counts = parameters(self.model.shape)
-        return 1 + 2 * counts.ffn_routed / counts.forward_flops(self.seq_len)
+        shape = self.model.shape
+        expert_weights = 3 * shape.d_model * shape.d_expert * shape.num_experts * shape.num_layers
+        return 1 + 2 * expert_weights / parameters(shape).forward_flops(self.seq_len)
 
 
 def load(path: Path, accelerator: str = "auto", places: DataPlaces = NOWHERE) -> TrainedRun:
@@ -192,14 +154,11 @@ def load(path: Path, accelerator: str = "auto", places: DataPlaces = NOWHERE) ->
     if path.suffix == ".ckpt":
         path, checkpoint = path.parent.parent, path
     spec, record = read_finished_run(path)
-    data = spec.config.data
     device = resolve_device(accelerator)
-    store = find_store(path, data, record["data"]["tokens"], places)
-    precision = resolve_precision("auto", device)
-    module = build_module(spec, store, device, precision)
+    store = find_store(path, spec.config.data, record["data"]["tokens"], places)
+    module = build_module(spec, store, device, resolve_precision("auto", device))
     module.load_state_dict(read_weights(checkpoint, spec.hash))
-    validation = ValidationSplit.of(store, data.seq_len, spec.config.data_seed, data.validation_document_tokens)
-    return TrainedRun(path, spec, record, store, module.eval().to(device), validation, device, precision, places)
+    return TrainedRun(path, spec, record, store, module.eval().to(device), places)
 
 
 def find_store(path: Path, data: DataConfig, tokens: str, places: DataPlaces) -> Store:

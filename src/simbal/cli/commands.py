@@ -36,7 +36,7 @@ def evaluate_composed(cfg: Any) -> None:
     """Run the analyses of a config that Hydra composed."""
     from simbal.analysis.evaluate import evaluate  # imports torch, which takes 3 s
     from simbal.analysis.trained import DataPlaces
-    from simbal.config.compose import resolve
+    from simbal.config.compose import resolve, validate
     from simbal.hf.load import HFRequest
 
     config = resolve(cfg)
@@ -52,7 +52,7 @@ def evaluate_composed(cfg: Any) -> None:
     if "source" in config["data"]:
         raise UserError(f"data={config['data']['source']} needs hf=: a run is measured on the data of its training")
     _refuse_overrides(HF_KEYS[1:], "needs hf=")
-    evaluate(config["analysis"], **keys, inputs=inputs, places=DataPlaces.of(config["data"]))
+    evaluate(config["analysis"], **keys, inputs=inputs, places=validate(DataPlaces, config["data"], "data."))
 
 
 def _refuse_overrides(keys: Collection[str], reason: str) -> None:
@@ -76,7 +76,7 @@ def export(argv: list[str]) -> None:
 
 def export_composed(cfg: Any) -> None:
     """Export the runs of a config that Hydra composed."""
-    from simbal.config.compose import resolve
+    from simbal.config.compose import resolve, validate
     from simbal.hf.export import export  # imports torch, which takes 3 s
 
     config = resolve(cfg)
@@ -96,7 +96,7 @@ def prepare(argv: list[str]) -> None:
 
 def prepare_composed(cfg: Any) -> None:
     """Prepare or verify the data of a config that Hydra composed, and print a summary."""
-    from simbal.config.compose import resolve
+    from simbal.config.compose import resolve, validate
     from simbal.data.prepare import prepare_or_check
 
     config = resolve(cfg)

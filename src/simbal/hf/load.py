@@ -146,7 +146,7 @@ class HFRequest:
         return {
             "digests": {"config": config, "weights": " ".join(weights)},
             "tokenizer": self.text.table_sha256,
-            "context": int(self.validation.windows_WT.shape[1]) - 1,
+            "context": self.validation.seq_len,
             "dtype": self.compute_dtype,
             "data": {"source": self.data_config.source, **self.store.fingerprints},
             "document_tokens": self.validation.document_tokens,
@@ -187,7 +187,7 @@ class HFRequest:
         write_model(self.results, self.identity | facts)
         return HFModel(
             self.path, module, routers, router_error, self.text, self.validation, self.device,
-            "quantized" if is_quantized else self.stored_dtype, self.compute_dtype,
+            {"trained": "quantized" if is_quantized else self.stored_dtype, "analyzed": self.compute_dtype},
         )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ K experts per token, V token ids.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -28,7 +28,7 @@ from simbal.hf.hooks import Hooks
 from simbal.hf.routers import HFRouter, find_backbone
 from simbal.metrics.similarity import RunningSimilarity
 from simbal.model.expert_similarity import ExpertSimilarity
-from simbal.model.router import Candidates, Groups, Routing, Steering
+from simbal.model.router import Candidates, Routing, Steering
 
 MAX_LOGITS = 1 << 28  # elements of the logits in one pass, such as 2,048 tokens x 131,072 token ids
 Experts = Callable[[Tensor, Tensor, Tensor], Tensor]  # x_ND, experts_NK, weights_NK -> y_ND
@@ -46,44 +46,41 @@ class OwnChoice(Steering):
         return self.routers[candidates.layer].choice_scores(candidates)
 
 
-@dataclass(frozen=True)
 class HFModel(Subject):
     """A causal language model of transformers for analyses, in evaluation mode and in the dtype of its weights."""
 
-    path: Path
-    model: nn.Module
-    known_routers: Sequence[HFRouter]  # empty for a dense model
-    router_error: UserError | None  # why the routers of an MoE are unknown
-    text: HubTokenizer
-    validation: ValidationSplit
-    device: torch.device  # of the first layer
-    stored_dtype: str
-    compute_dtype: str
     reads: ClassVar[str] = "the model is given"
     precision_note: ClassVar[str] = "The weights are stored in {trained} and computed in {analyzed}."
 
-    @cached_property
-    def hooks(self) -> Hooks | None:
-        """The hooks that record the decisions of the routers, registered on first use; None without routers."""
-        routers = self.known_routers
-        return Hooks(find_backbone(self.model, [*routers]), routers) if routers else None
+    def __init__(
+        self,
+        path: Path,
+        model: nn.Module,
+        routers: list[HFRouter],
+        router_error: UserError | None,
+        text: HubTokenizer,
+        validation: ValidationSplit,
+        device: torch.device,
+        precisions: dict[str, str],
+    ) -> None:
+        """Register hooks on the model.
 
-    @property
-    def precisions(self) -> dict[str, str]:
-        """The dtype of the files (`trained`) and of the computation (`analyzed`)."""
-        return {"trained": self.stored_dtype, "analyzed": self.compute_dtype}
-
-    @property
-    def seq_len(self) -> int:
-        """Length of a window in tokens."""
-        return int(self.validation.windows_WT.shape[1]) - 1
-
-    @property
-    def bytes_of_token_V(self) -> Tensor | None:
-        """Number of UTF-8 bytes of each token id, or None if the tokenizer does not define it."""
-        if not self.text.knows_bytes:
-            return None
-        return torch.from_numpy(self.text.byte_len.astype("int64")).to(self.device)
+        Args:
+            path: folder of the model.
+            model: causal language model of transformers.
+            routers: routers of the MoE layers, empty for a dense model.
+            router_error: why the routers of an MoE are unknown.
+            text: tokenizer of the model.
+            validation: windows of the validation split.
+            device: device of the first layer.
+            precisions: dtype of the files (`trained`) and of the computation (`analyzed`).
+        """
+        self.path, self.model, self.text, self.validation, self.device = path, model, text, validation, device
+        self.precisions, self._routers, self._router_error = precisions, routers, router_error
+        self.backend = "transformers, eager"
+        self.bytes_of_token_V = torch.from_numpy(text.byte_len.astype("int64")).to(device) if text.knows_bytes else None
+        self.groups = routers[0].rule.groups if routers else None
+        self.hooks = Hooks(find_backbone(model, routers), routers) if routers else None
 
     @property
     def steering(self) -> Steering:
@@ -93,21 +90,11 @@ class HFModel(Subject):
         return OwnChoice(self.routers)
 
     @property
-    def backend(self) -> str | None:
-        """The implementation of the experts."""
-        return "transformers, eager" if self.routers else None
-
-    @property
     def routers(self) -> Sequence[HFRouter]:
         """The router of every MoE layer, first layer first; `UserError` if their rule is unknown."""
-        if self.router_error:
-            raise self.router_error
-        return self.known_routers
-
-    @property
-    def groups(self) -> Groups | None:
-        """The groups that limit the choice of experts, or None."""
-        return self.routers[0].rule.groups if self.routers else None
+        if self._router_error:
+            raise self._router_error
+        return self._routers
 
     def inference(self) -> AbstractContextManager[None]:
         """Return a context manager that disables gradients."""
