@@ -76,7 +76,7 @@ def export(argv: list[str]) -> None:
 
 def export_composed(cfg: Any) -> None:
     """Export the runs of a config that Hydra composed."""
-    from simbal.config.compose import resolve, validate
+    from simbal.config.compose import resolve
     from simbal.hf.export import export  # imports torch, which takes 3 s
 
     config = resolve(cfg)
@@ -96,7 +96,7 @@ def prepare(argv: list[str]) -> None:
 
 def prepare_composed(cfg: Any) -> None:
     """Prepare or verify the data of a config that Hydra composed, and print a summary."""
-    from simbal.config.compose import resolve, validate
+    from simbal.config.compose import resolve
     from simbal.data.prepare import prepare_or_check
 
     config = resolve(cfg)
