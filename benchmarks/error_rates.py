@@ -27,7 +27,7 @@ LOOKS = (5, 10, 15, 20, 25, 30, 35, 40)
 @cache
 def quantile(pairs: int, pooled: int, degrees: int, alpha: float) -> float:
     """Return the critical value for `pairs` comparisons, of which `pooled` share the noise."""
-    return LargestT(pairs, 0.5 if pooled > 1 else 0.0).quantile(degrees, alpha)
+    return LargestT(pairs, correlation=0.5 if pooled > 1 else 0.0).quantile(degrees, alpha)
 
 
 def intervals(values_NAS: Array, alpha: float = ALPHA) -> tuple[Array, Array]:
@@ -105,7 +105,7 @@ def check_against_module(values_NAS: Array) -> None:
         cells = {str(arm): dict(enumerate(row)) for arm, row in enumerate(values_AS.tolist())}
         pairs = [(arm, "0") for arm in cells if arm != "0"]
         found = simultaneous_intervals(cells, pairs)
-        ends = [(found[pair].low, found[pair].high) for pair in pairs]
+        ends = [(found[pair].mean - found[pair].half, found[pair].mean + found[pair].half) for pair in pairs]
         expected = [*zip(low_NA[study], high_NA[study], strict=True)]
         np.testing.assert_allclose(ends, expected, rtol=1e-6, atol=1e-9)
 

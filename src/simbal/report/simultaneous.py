@@ -17,15 +17,17 @@ Shapes: A arms, S seeds, C cells (runs), P parameters, K comparisons, Z and T no
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from math import sqrt
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
-from scipy.special import fdtrc, gammaincinv, gammaln, nctdtrinc, ndtr, stdtr, stdtrit
+from scipy.special import fdtrc, gammaincinv, gammaln, nctdtrinc, ndtr, stdtr
 
 ALPHA, POWER = 0.05, 0.8
 ROUNDING = 1e-12  # relative to the largest value: smaller residuals are rounding errors
@@ -42,11 +44,30 @@ class Interval:
     """A difference between two arms with its simultaneous interval."""
 
     mean: float
-    low: float
-    high: float
-    p: float  # two-sided and adjusted: below alpha if and only if the interval excludes 0
-    detectable: float  # the true difference that is detected with 80% power
-    pooled: bool  # False: an arm was set aside, so the interval comes from the paired differences of these two arms
+    error: float  # standard error
+    degrees: float  # degrees of freedom of the error
+    largest: LargestT
+    alpha: float  # the probability that one or more intervals of the table miss the true difference
+
+    @property
+    def half(self) -> float:
+        """Half the width of the interval."""
+        return self.largest.quantile(self.degrees, self.alpha) * self.error
+
+    @property
+    def p(self) -> float:
+        """The adjusted two-sided p: below alpha if and only if the interval excludes 0."""
+        return max(0.0, 1 - self.largest.probability(abs(self.mean) / self.error, self.degrees))
+
+    @property
+    def detectable(self) -> float:
+        """The true difference that is detected with 80% power."""
+        return detectable_difference(self.largest.quantile(self.degrees, self.alpha), self.degrees, self.error)
+
+    @property
+    def pooled(self) -> bool:
+        """Whether the noise is the common one. If not, it comes from the paired differences of these two arms."""
+        return self.largest.kind != "separate"
 
 
 def simultaneous_intervals(
@@ -112,25 +133,28 @@ def noisy_arms(layouts: Sequence[_Layout], baseline: str | None = None, alpha: f
 
 @dataclass(frozen=True)
 class LargestT:
-    """Distribution of the largest |t| of several comparisons that share one estimate of the noise.
+    """Distribution of the largest |t| of several comparisons.
 
-    By default the comparisons are equally correlated (Dunnett): 1/2 for comparisons with one baseline on the same
-    seeds; 0 is conservative for any comparisons. With `all_pairs` it is Tukey's distribution, that is, the studentized
-    range divided by sqrt(2).
+    Kinds:
+        baseline: equally correlated comparisons with a common noise (Dunnett). The correlation is 1/2 for one baseline
+            on the same seeds; 0 is conservative for any comparisons.
+        pairs: all pairs of `count` arms with a common noise (Tukey): the studentized range divided by sqrt(2).
+        separate: each comparison has its own noise (Sidak).
     """
 
-    count: int  # of comparisons; of arms with `all_pairs`
+    count: int  # of comparisons; of arms for the kind `pairs`
+    kind: Literal["baseline", "pairs", "separate"] = "baseline"
     correlation: float = 0.5
-    all_pairs: bool = False
 
     def probability(self, bound: float, degrees: float) -> float:
         """Return the probability that no |t| exceeds `bound`, with this many degrees of freedom of the noise."""
+        if self.kind == "separate":
+            return float(1 - 2 * stdtr(degrees, -bound)) ** self.count
         z_Z, weight_Z = _normal_nodes()
         noise_T, weight_T = _noise_nodes(degrees)
         bound_TZ = bound * noise_T[:, None]
-        if self.all_pairs:
-            gap_TZ = ndtr(z_Z) - ndtr(z_Z - sqrt(2) * bound_TZ)
-            inside_TZ = self.count * gap_TZ ** (self.count - 1)
+        if self.kind == "pairs":
+            inside_TZ = self.count * (ndtr(z_Z) - ndtr(z_Z - sqrt(2) * bound_TZ)) ** (self.count - 1)
         else:
             common_Z, scale = sqrt(self.correlation) * z_Z, sqrt(1 - self.correlation)
             inside_TZ = (ndtr((bound_TZ - common_Z) / scale) - ndtr((-bound_TZ - common_Z) / scale)) ** self.count
@@ -158,6 +182,49 @@ def detectable_difference(critical: float, degrees: float, error: float) -> floa
         error: standard error of the difference.
     """
     return float(nctdtrinc(degrees, 1 - POWER, critical) * error)
+
+
+def seeds_to_resolve(interval: Interval, seeds: int, margin: float) -> int:
+    """Return the fewest seeds with which a true difference of `margin` is detected with 80% power.
+
+    The estimated noise is taken as the true noise.
+
+    Args:
+        interval: a comparison over `seeds` seeds.
+        seeds: at least two.
+        margin: in the unit of the difference.
+    """
+    return _fewest_seeds(lambda needed: _with_seeds(interval, seeds, needed).detectable <= margin)
+
+
+def seeds_to_equate(interval: Interval, seeds: int, margin: float) -> int:
+    """Return the fewest seeds whose interval lies within ±`margin` with 80% power if there is no difference."""
+    return _fewest_seeds(lambda needed: equivalence_power(_with_seeds(interval, seeds, needed), margin) >= POWER)
+
+
+def equivalence_power(interval: Interval, margin: float, true: float = 0.0) -> float:
+    """Return the probability that an interval with this true error lies within ±`margin`, given the true difference.
+
+    Reference: K. F. Phillips, Journal of Pharmacokinetics and Biopharmaceutics 18 (1990).
+    """
+    noise_T, weight_T = _noise_nodes(interval.degrees)
+    reach_T = margin - interval.half * noise_T
+    chance_T = ndtr((reach_T - true) / interval.error) - ndtr((-reach_T - true) / interval.error)
+    return float(weight_T @ np.where(reach_T > 0, chance_T, 0.0))
+
+
+def _with_seeds(interval: Interval, seeds: int, needed: int) -> Interval:
+    """Return the interval that `needed` seeds would give with the same noise."""
+    degrees = interval.degrees * (needed - 1) / (seeds - 1)
+    return replace(interval, error=interval.error * sqrt(seeds / needed), degrees=degrees)
+
+
+def _fewest_seeds(suffices: Callable[[int], bool]) -> int:
+    """Return the smallest number of seeds, at least two, that suffices."""
+    high = 2
+    while not suffices(high):
+        high *= 2
+    return bisect_left(range(high), True, lo=2, key=suffices)
 
 
 class _Layout:
@@ -208,24 +275,20 @@ def _pooled_intervals(
     means, covariance_KK = _contrasts(layouts, pairs)
     scale_K = np.sqrt(np.diag(covariance_KK))
     if all_pairs and len(pairs) == count:
-        largest = LargestT(sum(len(layout.arms) for layout in layouts), all_pairs=True)
+        largest = LargestT(sum(len(layout.arms) for layout in layouts), "pairs")
     else:
         correlation = float((covariance_KK / np.outer(scale_K, scale_K)).min()) if len(pairs) > 1 else 0.0
-        largest = LargestT(count, round(max(0.0, correlation), 6))
-    noise, freedom, critical = sqrt(square / degrees), degrees, largest.quantile(degrees, alpha)
+        largest = LargestT(count, correlation=round(max(0.0, correlation), 6))
+    noise, freedom = sqrt(square / degrees), degrees
     if baseline and (own := _noise_with_baseline(layouts[0], baseline)):
         own_noise, own_freedom = own
-        own_critical = largest.quantile(own_freedom, alpha)
-        if own_critical * own_noise > critical * noise:
-            noise, freedom, critical = own_noise, own_freedom, own_critical
-    intervals = {}
-    for pair, mean, error in zip(pairs, means, (noise * scale_K).tolist(), strict=True):
-        intervals[pair] = Interval(
-            mean, mean - critical * error, mean + critical * error,
-            p=max(0.0, 1 - largest.probability(abs(mean) / error, freedom)),
-            detectable=detectable_difference(critical, freedom, error), pooled=True,
-        )  # fmt: skip
-    return intervals
+        if largest.quantile(own_freedom, alpha) * own_noise > largest.quantile(freedom, alpha) * noise:
+            noise, freedom = own
+    errors = (noise * scale_K).tolist()
+    return {
+        pair: Interval(mean, error, freedom, largest, alpha)
+        for pair, mean, error in zip(pairs, means, errors, strict=True)
+    }
 
 
 def _contrasts(layouts: Sequence[_Layout], pairs: Sequence[Pair]) -> tuple[list[float], Array]:
@@ -268,11 +331,8 @@ def _own_interval(cells: Cells, pair: Pair, count: int, alpha: float) -> Interva
     sd = float(differences_S.std(ddof=1))
     if sd <= ROUNDING * max(abs(value) for value in [*ours.values(), *theirs.values()]):
         return None
-    degrees, error, mean = len(differences_S) - 1, sd / sqrt(len(differences_S)), float(differences_S.mean())
-    critical = float(stdtrit(degrees, (1 + (1 - alpha) ** (1 / count)) / 2))
-    p = 1 - (1 - 2 * float(stdtr(degrees, -abs(mean) / error))) ** count
-    seen = detectable_difference(critical, degrees, error)
-    return Interval(mean, mean - critical * error, mean + critical * error, p, seen, pooled=False)
+    error, mean = sd / sqrt(len(differences_S)), float(differences_S.mean())
+    return Interval(mean, error, len(differences_S) - 1, LargestT(count, "separate"), alpha)
 
 
 def _total_noise(layouts: Sequence[_Layout]) -> tuple[float, int]:
