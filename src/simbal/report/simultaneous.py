@@ -148,7 +148,7 @@ class LargestT:
 
     def probability(self, bound: float, degrees: float) -> float:
         """Return the probability that no |t| exceeds `bound`, with this many degrees of freedom of the noise."""
-        if self.kind == "separate":
+        if self.kind == "separate" or (self.kind == "baseline" and self.count == 1):
             return float(1 - 2 * stdtr(degrees, -bound)) ** self.count
         z_Z, weight_Z = _normal_nodes()
         noise_T, weight_T = _noise_nodes(degrees)
