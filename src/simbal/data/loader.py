@@ -231,11 +231,11 @@ class TokenData(LightningDataModule):
         super().__init__()
         self.store = store
         self._train = {"seed": seed, "global_batch": global_batch, "max_steps": max_steps, "micro_batch": micro_batch}
-        self._train_WT = split_into_windows(store.tokens("train"), seq_len)
+        self.train_windows = split_into_windows(store.tokens("train"), seq_len)  # (W, T)
         self.validation = ValidationSplit.of(store, seq_len, seed, validation_document_tokens)
         self.validation_tokens = validation_tokens
-        if len(self._train_WT) < global_batch:
-            windows = f"{len(self._train_WT)} windows of data.seq_len={seq_len}"
+        if len(self.train_windows) < global_batch:
+            windows = f"{len(self.train_windows)} windows of data.seq_len={seq_len}"
             raise UserError(f"the train split has {windows}, but trainer.global_batch needs {global_batch}: add text")
         num_windows = len(self.validation.sample(validation_tokens))
         if num_windows < devices:
@@ -245,13 +245,18 @@ class TokenData(LightningDataModule):
     @property
     def steps_per_epoch(self) -> int:
         """Optimizer steps in an epoch of complete batches."""
-        return len(self._train_WT) // self._train["global_batch"]
+        return len(self.train_windows) // self._train["global_batch"]
+
+    @property
+    def windows_read(self) -> int:
+        """Training windows that the complete run reads, over all epochs."""
+        return self._train["max_steps"] * self._train["global_batch"]
 
     def train_dataloader(self) -> TrainBatches:
         """Return this rank's training batches, from step 0 unless Lightning restores a state."""
         rank, world_size = self._rank()
         fingerprint = self.store.fingerprints["tokens"]
-        return TrainBatches(self._train_WT, fingerprint, rank=rank, world_size=world_size, **self._train)
+        return TrainBatches(self.train_windows, fingerprint, rank=rank, world_size=world_size, **self._train)
 
     def val_dataloader(self) -> ValidationBatches:
         """Return this rank's validation batches during training."""

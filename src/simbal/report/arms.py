@@ -43,6 +43,11 @@ class Arm:
         """The seeds of its finished runs."""
         return [run.seed for run in self.runs]
 
+    @property
+    def untrained(self) -> str:
+        """Why no conclusions can be drawn from its runs; empty if they are trained."""
+        return next((run.untrained for run in self.runs if run.untrained), "")
+
     def values(self, metric: str) -> dict[int, float]:
         """Return a metric by seed, for the runs that have it."""
         return {run.seed: value for run in self.runs if (value := run.value(metric)) is not None}

@@ -100,6 +100,22 @@ class Run(Measured):
         return dict(self.result["definitions"]) | super().definitions
 
     @cached_property
+    def untrained(self) -> str:
+        """Why no conclusions can be drawn from this finished run; empty if it is trained."""
+        steps, warmup, loss = self.result["steps"], self.spec.config.optim.warmup_steps, self.value("val/loss")
+        if steps <= warmup:
+            return f"{steps:,} steps do not exceed the warm-up of {warmup:,}: the peak learning rate is never reached"
+        unigram = self.ngram_losses.get(1)
+        if unigram is not None and loss is not None and loss > unigram:
+            return f"the validation loss is above that of a unigram model of the text ({unigram:.3f} nats)"
+        return ""
+
+    @property
+    def ngram_losses(self) -> dict[int, float]:
+        """Validation loss of n-gram models of the same text by their order; empty if they were not computed."""
+        return {int(order): loss for order, loss in self.result["data"].get("ngrams", {}).get("losses", {}).items()}
+
+    @cached_property
     def loss_curve(self) -> list[tuple[int, float]]:
         """Validation loss by training tokens; `UserError` if the file is broken."""
         return curve(self.path, "val/loss")

@@ -6,14 +6,15 @@ from statistics import fmean
 
 from simbal.metrics.definitions import Metric
 from simbal.report.arms import Arm, join_names, seed_ranges
-from simbal.report.comparison import Row, differences
+from simbal.report.comparison import BARELY, Row, compare_pairs
 from simbal.report.paper import NOTE, NOTHING_REPORTED
-from simbal.report.statistics import ALPHA, holm, relative, student_quantile
+from simbal.report.statistics import UNRESOLVED, relative
 from simbal.report.table import Table
 from simbal.report.tokens_to_loss import PAPER_SAVING
 
-FEW_PAIRS = 5  # with six pairs a sign-flip test can reach p = 0.031
+FEW_SEEDS = 3  # see benchmarks/error_rates.py
 FEW_VALIDATIONS = 10
+NGRAM_GAP = 0.3  # nats: a language model should be at least this much better than counting n-grams
 SAME_COMPUTE = 0.01  # smaller relative differences of experts per token are random variation
 CONTROLS = {  # strategies without learned routing
     f"simbal.balancing.controls.{name}" for name in ("FrozenRouter", "HashRouting", "UniformRouting")
@@ -31,10 +32,13 @@ def remarks(table: Table) -> list[str]:
     arms = [row.arm for row in table.rows]
     return [
         *_about_runs(table.rows),
+        *_about_training(arms),
+        *_about_ngrams(table),
         *([] if table.pairs or not arms else why_not_compared(table.rows, table.baseline)),
         *_about_compute(arms),
         *about_controls(arms, table.metrics),
         *_about_seeds(table),
+        *_about_pooling(table),
         *_about_tokens(table.rows, table.baseline),
         *_about_models(table),
     ]
@@ -44,36 +48,34 @@ def explanations(table: Table) -> list[str]:
     """Return the notes on how numbers are defined and compared."""
     compared = [difference for row in table.compared for difference in row.differences.values()]
     documents = [one.over_documents.documents for one in compared if one.over_documents]
-    pairs = "pairs of arms" if table.pairs else "arms"
     margin = table.margin
     if margin is None:
         equivalent = "never equivalent, as the runs have different margins (choose one with equivalence_margin=)"
     else:
         equivalent = (
-            f"equivalent if a test at 5% (TOST) shows that a loss differs by less than {margin:g} nats per token, or a "
-            f"perplexity by {relative(margin):.1%} (equivalence_margin)"
+            f"equivalent if the interval of a loss lies within ±{margin:g} nats per token, or of a perplexity within "
+            f"{relative(margin):.1%} (equivalence_margin)"
         )
-    several = any(one.p_holm is not None for one in compared)
-    constant = any(one.pairs > 1 and one.p is None for one in compared)
-    tested, ratios = any(one.sd for one in compared), any(one.scale == "ln" for one in compared)
+    method = "all pairs (Tukey)" if table.pairs else "comparisons (Dunnett)"
+    measured, ratios = any(one.pooled is not None for one in compared), any(one.scale == "ln" for one in compared)
     texts = {
-        "Each interval is a 95% interval, not corrected for multiple comparisons.": compared,
-        "The 95% interval covers variation over seeds on the same validation documents. The interval over documents "
-        f"covers variation over documents for the same seeds (bootstrap of {_range(documents)}). Neither covers "
+        f"All 95% intervals of a metric hold together, for all {method}. Noise is pooled over arms after removing the "
+        "effects of arm and seed. The conclusion follows from the interval.": any(one.pooled for one in compared),
+        "Intervals cover variation over seeds on the same validation documents. The interval over documents covers "
+        f"variation over documents for the same seeds (bootstrap of {_range(documents)}). Neither covers "
         "both.": documents,
-        "Differences in percent are ratios of geometric means; tests and intervals use logarithms.": ratios,
-        "p is two-sided, from the paired t test; it and the interval assume normally distributed differences. d_z is "
-        "the mean of the differences divided by their standard deviation. Welch p is from the t test with unequal "
-        "variances over all seeds of both arms.": tested,
-        f"p (Holm) is corrected for the number of {pairs}, not for the number of metrics.": several,
-        "If all seeds have the same difference, there is no measured noise: interval, p and d_z are dashes.": constant,
-        "An arm is better or worse (higher or lower if neither direction is good) if p, or p (Holm) if there is one, "
-        f"is below 0.05; otherwise {equivalent}; otherwise not resolved.": tested,
-        "Detectable is the true difference that this test detects with 80% power. A difference that is not resolved "
-        "may exist but be smaller.": tested,
+        "Differences in percent are ratios of geometric means; intervals use logarithms.": ratios,
+        "Better or worse (higher or lower if neither direction is good): the interval excludes 0; barely: by less than "
+        f"{BARELY:g} nats. Otherwise {equivalent}, identical if all seeds have equal values, or not "
+        "resolved. The word of a perplexity or of bits per byte is that of the loss.": measured,
+        "p is adjusted for the number of comparisons, like the interval. p (paired) is from the paired t test of this "
+        "comparison only, and Welch p from the t test with unequal variances over all seeds. d_z is the mean of the "
+        "paired differences divided by their standard deviation. All assume normally distributed noise.": measured,
+        "Detectable is the true difference that this comparison detects with 80% power. A difference that is not "
+        "resolved may exist but be smaller.": measured,
     }
-    measured = [*(run for row in table.rows for run in row.arm.runs), *table.models]
-    definitions = {key: text for one in measured for key, text in one.definitions.items()}
+    runs = [*(run for row in table.rows for run in row.arm.runs), *table.models]
+    definitions = {key: text for one in runs for key, text in one.definitions.items()}
     return [
         *(text for text, applies in texts.items() if applies),
         *_about_slopes(table.rows, table.baseline),
@@ -102,12 +104,12 @@ def is_control(arm: Arm) -> bool:
 
 
 def about_controls(arms: Sequence[Arm], metrics: Sequence[Metric]) -> list[str]:
-    """Return a note if no arm is a control, or for each control that is not significantly worse than a learned router.
+    """Return a note if no arm is a control, or for each control that is not worse than a learned router.
 
     A control is compared with the arms of otherwise equal config, or with all arms if no config matches, in the first
     loss or perplexity of the table.
     """
-    routed = [arm for arm in arms if arm.runs[0].spec.config.model.num_experts]
+    routed = [arm for arm in arms if arm.runs[0].spec.config.model.num_experts and not arm.untrained]
     controls = [arm for arm in routed if is_control(arm)]
     learned = [arm for arm in routed if not is_control(arm)]
     if len(routed) > 1 and not controls:
@@ -116,8 +118,10 @@ def about_controls(arms: Sequence[Arm], metrics: Sequence[Metric]) -> list[str]:
     notes = []
     for control in controls if metric else []:
         assert metric
-        alike = [arm for arm in learned if arm.setting == control.setting]
-        if unbeaten := _not_significantly_better(control, alike or learned, metric):
+        rivals = [arm for arm in learned if arm.setting == control.setting] or learned
+        compared = compare_pairs([(control, rival) for rival in rivals], [metric], None)
+        words = [differences[metric.key].conclusion if differences else UNRESOLVED for differences in compared]
+        if unbeaten := [rival.name for rival, word in zip(rivals, words, strict=True) if "worse" not in word]:
             notes.append(
                 f"The control {control.name} is not significantly worse in {metric.title} than {join_names(unbeaten)}: "
                 "no benefit of learned routing is shown."
@@ -125,13 +129,26 @@ def about_controls(arms: Sequence[Arm], metrics: Sequence[Metric]) -> list[str]:
     return notes
 
 
-def _not_significantly_better(control: Arm, learned: Sequence[Arm], metric: Metric) -> list[str]:
-    """Return the arms that are not significantly better than the control (paired t tests with Holm's correction)."""
-    compared = [(arm, differences(control, arm, [metric]).get(metric.key)) for arm in learned]
-    tested = [(arm, one.mean, one.p) for arm, one in compared if one and one.p is not None]
-    corrected = holm([p for _, _, p in tested])
-    better = {arm.name for (arm, mean, _), p in zip(tested, corrected, strict=True) if mean > 0 and p < ALPHA}
-    return [arm.name for arm in learned if arm.name not in better]
+def _about_training(arms: Sequence[Arm]) -> list[str]:
+    """Return a note on arms from which no conclusions can be drawn."""
+    untrained = {arm.name: arm.untrained for arm in arms if arm.untrained}
+    if not untrained:
+        return []
+    reason = next(iter(untrained.values()))
+    return [f"No conclusions for {join_names([*untrained])}: {reason}."]
+
+
+def _about_pooling(table: Table) -> list[str]:
+    """Return a note on arms whose noise differs from the others in a loss or perplexity."""
+    losses = [metric for metric in table.metrics if metric.margin]
+    for metric in losses[:1]:
+        differences = {
+            row.arm.name: row.differences[metric.key] for row in table.compared if metric.key in row.differences
+        }
+        own = [name for name, difference in differences.items() if difference.pooled is False]
+        if own and len(differences) > 1:
+            return [f"Too noisy to pool in {metric.title}: {join_names(own)}; their intervals use only their own runs."]
+    return []
 
 
 def _about_runs(rows: Sequence[Row]) -> list[str]:
@@ -146,9 +163,26 @@ def _about_runs(rows: Sequence[Row]) -> list[str]:
     if any(run.spec.config.until == "decided" for run in finished):
         notes.append(
             "Interim looks chose the number of seeds (until=decided). Intervals and p-values here are not corrected "
-            "for the looks; the decisions printed by the sweep are."
+            "for the looks; the decisions that the sweep prints are."
         )
     return notes
+
+
+def _about_ngrams(table: Table) -> list[str]:
+    """Return a note if the baseline is close to the best n-gram model, or above it."""
+    baselines = [row.arm for row in table.rows if row.arm.is_baseline(table.baseline)]
+    for arm in baselines[:1]:
+        losses, values = arm.runs[0].ngram_losses, arm.values("val/loss").values()
+        if losses and values:
+            order = min(losses, key=losses.__getitem__)
+            below = losses[order] - fmean(values)
+            if below < NGRAM_GAP:
+                where = f"{below:.2f} nats below" if below > 0 else f"{-below:.2f} nats above"
+                return [
+                    f"The validation loss of {arm.name} is {where} a {order}-gram model's ({losses[order]:.3f}): this "
+                    "table is about memorizing n-grams."
+                ]
+    return []
 
 
 def _about_compute(arms: Sequence[Arm]) -> list[str]:
@@ -172,10 +206,10 @@ def _about_seeds(table: Table) -> list[str]:
     if 1 in pairs | seeds:
         notes.append("A single seed has no standard deviation, and a single pair of seeds no interval and no p.")
     largest = max(pairs or seeds, default=0)
-    if 2 <= largest <= FEW_PAIRS:
+    if 2 <= largest <= FEW_SEEDS:
         notes.append(
-            f"{largest} seeds are few: a 95% interval is ±{student_quantile(0.975, largest - 1):.1f} standard errors, "
-            f"and a sign-flip test cannot give p below {2 / 2**largest:.4g}."
+            f"{largest} seeds are few: an arm with unusual noise cannot be recognized, and then up to one table in "
+            "five has a wrong conclusion."
         )
     return notes
 
@@ -212,20 +246,24 @@ def _about_models(table: Table) -> list[str]:
 
 
 def _about_slopes(rows: Sequence[Row], baseline: str | None) -> list[str]:
-    """Return notes on the computation of tokens saved by slope, and on arms consistent with the paper's saving."""
+    """Return notes on the computation of tokens saved by slope, and on the saving that the paper claims for SimBal."""
     slopes = {row.arm.name: row.tokens_to_loss.by_slope for row in rows if row.tokens_to_loss}
-    ends = {name: slope.shares[1:] for name, slope in slopes.items() if slope}
-    known = {name: (low, high) for name, (low, high) in ends.items() if low is not None and high is not None}
-    includes = [name for name, (low, high) in known.items() if low <= PAPER_SAVING <= high]
-    excludes = [name for name in known if name not in includes]
-    contains = f"of tokens saved by slope includes the paper's {PAPER_SAVING:.0%}"
-    texts = {
-        f"Saved by slope: the final difference in loss, divided by the slope of {baseline}'s loss against ln tokens "
-        "over the last half of its curve (at least three validations).": ends,
-        f"The 95% interval {contains} for {join_names(includes)}.": includes,
-        f"The 95% interval {contains.replace('includes', 'excludes')} for {join_names(excludes)}.": excludes,
-    }
-    return [text for text, applies in texts.items() if applies]
+    notes = []
+    if any(slopes.values()):
+        notes.append(
+            f"Saved by slope: the final difference in loss, divided by the slope of {baseline}'s loss against ln "
+            "tokens over the last half of the tokens (at least three validations)."
+        )
+    for row in rows:
+        of_paper = row.arm.balancing == "simbal" and row.other is not None and row.other.balancing == "lbl"
+        slope = slopes.get(row.arm.name) if of_paper else None
+        _, low, high = slope.shares if slope else (None, None, None)
+        if low is not None and high is not None:
+            verb = "includes" if low <= PAPER_SAVING <= high else "excludes"
+            notes.append(
+                f"The 95% interval of tokens saved by slope {verb} the paper's {PAPER_SAVING:.0%} for {row.arm.name}."
+            )
+    return notes
 
 
 def _range(counts: Sequence[int]) -> str:

@@ -1,12 +1,11 @@
 """Group-sequential testing of paired seeds: test after every few seeds with a total error of 5%.
 
 Testing at 5% after every few seeds and stopping at the first significant result would find a difference between equal
-arms in far more than 5% of studies. Instead, the plan spends the error step by step: each look has its own threshold
-for p, strict at first and close to alpha at the end.
+arms in far more than 5% of studies. Instead, the plan spends the error step by step: each look has its own error rate,
+strict at first and close to alpha at the end. The simultaneous intervals of a look use this rate.
 
-The boundaries come from normal statistics and are applied to the p of a t test (the significance-level approach). With
-few pairs this is an approximation: in 400,000 simulated studies of equal arms with looks after every 5 of 40 pairs,
-5.19% found a difference.
+The boundaries come from normal statistics and are applied to t statistics (the significance-level approach). With few
+seeds this is an approximation; benchmarks/error_rates.py simulates it.
 
 References: K. K. G. Lan and D. L. DeMets, Biometrika 70 (1983), for the spending; P. Armitage, C. K. McPherson and
     B. C. Rowe, Journal of the Royal Statistical Society A 132 (1969), for the recursion; C. Jennison and
@@ -19,15 +18,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from math import sqrt
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from simbal.report.statistics import ALPHA, paired_difference, with_power
+from simbal.report.simultaneous import ALPHA
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-Decision = Literal["lower", "higher", "equivalent", "not resolved"]
 POINTS = 501  # of a grid; odd, as Simpson's rule needs
 FARTHEST = 9.0  # standard deviations; the tail probability is below 1e-18
 BISECTIONS = 60
@@ -39,7 +37,7 @@ def boundaries(looks: Sequence[int], most: int, alpha: float = ALPHA) -> list[fl
     Args:
         looks: the number of pairs at each look, increasing from 2 or more to `most` or fewer.
         most: the number of pairs in the full plan.
-        alpha: two-sided error of the full plan. For one-sided tests pass twice the error and halve each p.
+        alpha: two-sided error of the full plan.
     """
     return [*_boundaries(tuple(look / most for look in looks), alpha)]
 
@@ -53,29 +51,6 @@ def spent_error(fraction: float, alpha: float) -> float:
     from scipy.special import ndtr, ndtri
 
     return float(4 * ndtr(ndtri(alpha / 4) / sqrt(fraction)))
-
-
-def decide(
-    differences: Sequence[float], looks: Sequence[int], most: int, margin: float | None = None, alpha: float = ALPHA
-) -> Decision | None:
-    """Return the decision of a look, or None if more seeds are needed.
-
-    Args:
-        differences: treatment minus baseline for each pair; their number must be one of `looks`.
-        looks: see `boundaries`.
-        most: the number of pairs in the full plan.
-        margin: margin of equivalence in the unit of the differences; None skips the equivalence test.
-        alpha: two-sided error of the test for a difference, one-sided error of each test of TOST.
-    """
-    look = [*looks].index(len(differences))
-    difference = paired_difference(dict(enumerate(differences)), dict.fromkeys(range(len(differences)), 0.0))
-    assert difference
-    difference = with_power(difference, margin)
-    if difference.p is not None and difference.p <= boundaries(looks, most, alpha)[look]:
-        return "lower" if difference.mean < 0 else "higher"
-    if difference.p_equivalent is not None and difference.p_equivalent <= boundaries(looks, most, 2 * alpha)[look] / 2:
-        return "equivalent"
-    return "not resolved" if look == len(looks) - 1 else None
 
 
 @cache

@@ -102,14 +102,12 @@ def saved_by_slope(treatment: Mapping[int, Curve], baseline: Mapping[int, Curve]
 def final_slope(curve: Curve) -> float | None:
     """Return the slope of the loss against ln tokens at the end of a curve; None for fewer than three points.
 
-    It is a least-squares fit to the last half of the curve in ln tokens (from the geometric mean of the first and last
-    tokens on), or to the last three points if that half has fewer.
+    It is a least-squares fit to the last half of the tokens, or to the last three points if that half has fewer.
     """
     points = [(log(tokens), loss) for tokens, loss in curve if tokens > 0]
     if len(points) < FEWEST_POINTS:
         return None
-    middle = (points[0][0] + points[-1][0]) / 2
-    half = [point for point in points if point[0] >= middle]
+    half = [point for point in points if point[0] >= points[-1][0] - log(2)]
     xs, ys = zip(*(half if len(half) >= FEWEST_POINTS else points[-FEWEST_POINTS:]), strict=True)
     return linear_regression(xs, ys).slope if xs[0] < xs[-1] else None
 

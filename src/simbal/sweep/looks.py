@@ -1,7 +1,7 @@
 """Sequential looks at the results of a sweep: `until=decided` adds seeds until every arm is decided.
 
-All looks together keep the error rate at 5% (see `simbal.report.sequential`). Several arms share this rate equally
-(Bonferroni). A look compares final validation losses.
+A look compares final validation losses by simultaneous intervals. All looks together keep the error rate at 5% (see
+`simbal.report.sequential`).
 """
 
 from collections.abc import Sequence
@@ -10,14 +10,12 @@ from simbal.errors import UserError
 from simbal.metrics.definitions import NUMBERS
 from simbal.report.arms import group_runs, label_columns
 from simbal.report.collect import Run, collect
-from simbal.report.comparison import baseline_arms
-from simbal.report.sequential import decide
-from simbal.report.statistics import ALPHA
-from simbal.report.table import build
+from simbal.report.comparison import baseline_arms, compare
+from simbal.report.sequential import boundaries
+from simbal.report.statistics import UNRESOLVED
 from simbal.sweep.composer import Job
 
 (LOSS,) = (metric for metric in NUMBERS if metric.key == "val/loss")
-WORDS = {"lower": "better", "higher": "worse"}
 
 
 def seeds_of_looks(first: Sequence[int], max_seeds: int) -> list[list[int]]:
@@ -66,14 +64,18 @@ def decide_arms(jobs: Sequence[Job], looks: Sequence[int], max_seeds: int) -> di
             "retry_failed=true to repeat failed runs"
         )
     config = jobs[0].spec.config
-    table = build(folder.name, runs, config.baseline, [LOSS], margin=config.equivalence_margin)
+    look = looks.index(len({job.spec.config.seed for job in jobs}))
+    level = boundaries(looks, max_seeds)[look]
+    arms = group_runs(runs, label_columns([run.spec for run in runs]))
+    rows = compare(arms, config.baseline, [LOSS], config.equivalence_margin, alpha=level)
     decisions: dict[str, str | None] = {}
-    for row in table.compared:
-        assert row.other
-        ours, theirs = row.arm.values(LOSS.key), row.other.values(LOSS.key)
-        differences = [ours[seed] - theirs[seed] for seed in sorted(ours)]
-        decision = decide(differences, looks, max_seeds, table.margin, ALPHA / len(table.compared))
-        decisions[row.arm.name] = WORDS.get(decision, decision) if decision else None
+    for row in rows:
+        if row.other:
+            if reason := row.arm.untrained or row.other.untrained:
+                raise UserError(f"until=decided: no conclusion is possible: {reason}")
+            word = row.differences[LOSS.key].conclusion
+            is_open = word == UNRESOLVED and look < len(looks) - 1
+            decisions[row.arm.name] = None if is_open else word
     return decisions
 
 

@@ -13,6 +13,7 @@ import torch
 from simbal import __name__ as package
 from simbal.cost import count_parameters
 from simbal.data.loader import TokenData
+from simbal.data.ngrams import ngram_losses
 from simbal.metrics.definitions import SETTLING, SIMILARITY, SPEED, VALIDATION, definitions
 from simbal.runs.record import now
 from simbal.runs.spec import RunSpec
@@ -40,6 +41,7 @@ def describe_run(
         "data": {
             **store.fingerprints,
             **{key: store.meta[key] for key in ("source", "tokenizer_sha256", "versions")},
+            "ngrams": ngram_losses(data, module.model.shape.vocab_size),
         },
         "definitions": definitions(metrics),
         "objective": describe_objective(module),

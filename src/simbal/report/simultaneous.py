@@ -1,0 +1,373 @@
+"""Simultaneous confidence intervals for differences between arms that share their seeds.
+
+A value is modeled as arm + seed + noise, where the noise has the same standard deviation in all arms. The noise is
+estimated from the residuals of all arms together, with (A - 1)(S - 1) degrees of freedom if no run is missing. A paired
+t test has only S - 1. All intervals of a metric together contain all true differences with probability 95%. For a
+single pair of arms the interval is Student's paired interval.
+
+Arms that are too noisy to pool are set aside and keep their own paired intervals. A noisy baseline is in every
+comparison, so it gets its own variance instead.
+
+References: C. W. Dunnett, JASA 50 (1955), for comparisons with one arm; J. W. Tukey (1953), for all pairs; Y. Hochberg,
+    J. Multivariate Analysis 4 (1974), for any set of comparisons (correlation 0 below); T. S. Russell and
+    R. A. Bradley, Biometrika 45 (1958), for the noise of one arm; F. E. Satterthwaite, Biometrics Bulletin 2 (1946),
+    for the degrees of freedom of a sum of variances.
+Shapes: A arms, S seeds, C cells (runs), P parameters, K comparisons, Z and T nodes of integrals.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from math import sqrt
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import brentq
+from scipy.special import fdtrc, gammaincinv, gammaln, nctdtrinc, ndtr, stdtr
+
+ALPHA, POWER = 0.05, 0.8
+ROUNDING = 1e-12  # relative to the largest value: smaller residuals are rounding errors
+BASELINE_ALPHA = 0.1  # of the test for a noisy baseline; not corrected, because it is in all comparisons
+NODES = 120  # of each integral; errors are below 1e-8
+
+Array = NDArray[np.float64]
+Cells = Mapping[str, Mapping[int, float]]  # value by arm and seed; a failed run is absent
+Pair = tuple[str, str]  # treatment and the arm that it is compared with
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A difference between two arms with its simultaneous interval."""
+
+    mean: float
+    error: float  # standard error
+    degrees: float  # degrees of freedom of the error
+    largest: LargestT
+    alpha: float  # the probability that one or more intervals of the table miss the true difference
+
+    @property
+    def half(self) -> float:
+        """Half the width of the interval."""
+        return self.largest.quantile(self.degrees, self.alpha) * self.error
+
+    @property
+    def p(self) -> float:
+        """The adjusted two-sided p: below alpha if and only if the interval excludes 0."""
+        return max(0.0, 1 - self.largest.probability(abs(self.mean) / self.error, self.degrees))
+
+    @property
+    def detectable(self) -> float:
+        """The true difference that is detected with 80% power."""
+        return detectable_difference(self.largest.quantile(self.degrees, self.alpha), self.degrees, self.error)
+
+    @property
+    def pooled(self) -> bool:
+        """Whether the noise is the common one. If not, it comes from the paired differences of these two arms."""
+        return self.largest.kind != "separate"
+
+
+def simultaneous_intervals(
+    cells: Cells, pairs: Sequence[Pair], all_pairs: bool = False, alpha: float = ALPHA
+) -> dict[Pair, Interval]:
+    """Return the interval of each pair that has measured noise and shares at least two seeds.
+
+    Arms that are connected by comparisons share seed effects. All arms share the noise.
+
+    Args:
+        cells: finite values by arm and seed.
+        pairs: all comparisons of the table.
+        all_pairs: `pairs` are all pairs of arms.
+        alpha: the probability that one or more intervals miss the true difference.
+    """
+    pairs = [(arm, other) for arm, other in pairs if len(cells[arm].keys() & cells[other].keys()) > 1]
+    layouts = [_Layout({arm: cells[arm] for arm in arms}) for arms in _connected(pairs)]
+    baselines = {other for _, other in pairs}
+    baseline = None
+    if len(baselines) == 1 and len(pairs) > 2 and not all_pairs:
+        (baseline,) = baselines
+    noisy = noisy_arms(layouts, baseline)
+    layouts = [layout.without(noisy) for layout in layouts]
+    pooled = [pair for pair in pairs if not noisy & {*pair}]
+    intervals = _pooled_intervals(layouts, pooled, len(pairs), all_pairs, baseline, alpha) if pooled else {}
+    for pair in pairs:
+        if pair not in intervals and (own := _own_interval(cells, pair, len(pairs), alpha)):
+            intervals[pair] = own
+    return intervals
+
+
+def noisy_arms(layouts: Sequence[_Layout], baseline: str | None = None, alpha: float = ALPHA) -> set[str]:
+    """Return the arms whose noise exceeds the noise of the others, by F tests with Bonferroni's correction.
+
+    The noisiest arm is set aside first and the test is repeated. If more than a quarter of the arms (and more than
+    one) would be set aside, the arms have no common noise, and all are returned. Means have no influence.
+
+    Args:
+        layouts: the arms, grouped by shared seed effects.
+        baseline: an arm that is not tested here.
+        alpha: error of all tests of a round together.
+    """
+    layouts = [layout.without({baseline}) for layout in layouts]
+    everything = [arm for layout in layouts for arm in layout.arms]
+    noisy: set[str] = set()
+    while len(everything) - len(noisy) > 2:
+        square, degrees = _total_noise(layouts)
+        p_of = {}
+        for layout in layouts:
+            for arm in layout.arms:
+                own_square, own_degrees = layout.noise_of(arm)
+                rest, left = square - own_square, degrees - own_degrees
+                if own_degrees and left and rest > 0:
+                    p_of[arm] = float(fdtrc(own_degrees, left, own_square / own_degrees / (rest / left)))
+        noisiest = min(p_of, key=p_of.__getitem__, default=None)
+        if noisiest is None or p_of[noisiest] * (len(everything) - len(noisy)) >= alpha:
+            break
+        noisy.add(noisiest)
+        layouts = [layout.without({noisiest}) for layout in layouts]
+    most = max(1, len(everything) // 4)
+    return noisy if len(noisy) <= most else {*everything}
+
+
+@dataclass(frozen=True)
+class LargestT:
+    """Distribution of the largest |t| of several comparisons.
+
+    Kinds:
+        baseline: equally correlated comparisons with a common noise (Dunnett). The correlation is 1/2 for one baseline
+            on the same seeds; 0 is conservative for any comparisons.
+        pairs: all pairs of `count` arms with a common noise (Tukey): the studentized range divided by sqrt(2).
+        separate: each comparison has its own noise (Sidak).
+    """
+
+    count: int  # of comparisons; of arms for the kind `pairs`
+    kind: Literal["baseline", "pairs", "separate"] = "baseline"
+    correlation: float = 0.5
+
+    def probability(self, bound: float, degrees: float) -> float:
+        """Return the probability that no |t| exceeds `bound`, with this many degrees of freedom of the noise."""
+        if self.kind == "separate" or (self.kind == "baseline" and self.count == 1):
+            return float(1 - 2 * stdtr(degrees, -bound)) ** self.count
+        z_Z, weight_Z = _normal_nodes()
+        noise_T, weight_T = _noise_nodes(degrees)
+        bound_TZ = bound * noise_T[:, None]
+        if self.kind == "pairs":
+            inside_TZ = self.count * (ndtr(z_Z) - ndtr(z_Z - sqrt(2) * bound_TZ)) ** (self.count - 1)
+        else:
+            common_Z, scale = sqrt(self.correlation) * z_Z, sqrt(1 - self.correlation)
+            inside_TZ = (ndtr((bound_TZ - common_Z) / scale) - ndtr((-bound_TZ - common_Z) / scale)) ** self.count
+        return float(weight_T @ inside_TZ @ weight_Z)
+
+    def quantile(self, degrees: float, alpha: float = ALPHA) -> float:
+        """Return the critical value, which some |t| exceeds with probability `alpha`."""
+        return _quantile(self, degrees, alpha)
+
+
+@cache
+def _quantile(largest: LargestT, degrees: float, alpha: float) -> float:
+    high = 2.0
+    while largest.probability(high, degrees) < 1 - alpha:
+        high *= 2
+    return float(brentq(lambda bound: largest.probability(bound, degrees) - (1 - alpha), 0.0, high, xtol=1e-10))
+
+
+def detectable_difference(critical: float, degrees: float, error: float) -> float:
+    """Return the true difference for which |t| exceeds `critical` with 80% power.
+
+    Args:
+        critical: two-sided critical value.
+        degrees: degrees of freedom of the noise.
+        error: standard error of the difference.
+    """
+    return float(nctdtrinc(degrees, 1 - POWER, critical) * error)
+
+
+def seeds_to_resolve(interval: Interval, seeds: int, margin: float) -> int:
+    """Return the fewest seeds with which a true difference of `margin` is detected with 80% power.
+
+    The estimated noise is taken as the true noise.
+
+    Args:
+        interval: a comparison over `seeds` seeds.
+        seeds: at least two.
+        margin: in the unit of the difference.
+    """
+    return _fewest_seeds(lambda needed: _with_seeds(interval, seeds, needed).detectable <= margin)
+
+
+def seeds_to_equate(interval: Interval, seeds: int, margin: float) -> int:
+    """Return the fewest seeds whose interval lies within ±`margin` with 80% power if there is no difference."""
+    return _fewest_seeds(lambda needed: equivalence_power(_with_seeds(interval, seeds, needed), margin) >= POWER)
+
+
+def equivalence_power(interval: Interval, margin: float, true: float = 0.0) -> float:
+    """Return the probability that an interval with this true error lies within ±`margin`, given the true difference.
+
+    Reference: K. F. Phillips, Journal of Pharmacokinetics and Biopharmaceutics 18 (1990).
+    """
+    noise_T, weight_T = _noise_nodes(interval.degrees)
+    reach_T = margin - interval.half * noise_T
+    chance_T = ndtr((reach_T - true) / interval.error) - ndtr((-reach_T - true) / interval.error)
+    return float(weight_T @ np.where(reach_T > 0, chance_T, 0.0))
+
+
+def _with_seeds(interval: Interval, seeds: int, needed: int) -> Interval:
+    """Return the interval that `needed` seeds would give with the same noise."""
+    degrees = interval.degrees * (needed - 1) / (seeds - 1)
+    return replace(interval, error=interval.error * sqrt(seeds / needed), degrees=degrees)
+
+
+def _fewest_seeds(suffices: Callable[[int], bool]) -> int:
+    """Return the smallest number of seeds, at least two, that suffices."""
+    high = 2
+    while not suffices(high):
+        high *= 2
+    return bisect_left(range(high), True, lo=2, key=suffices)
+
+
+class _Layout:
+    """Least-squares fit of value = arm + seed to arms that share their seeds."""
+
+    def __init__(self, cells: Cells) -> None:
+        self.cells = cells
+        self.arms = [*cells]
+        seeds = sorted({seed for values in cells.values() for seed in values})
+        self.arm_C = np.array([place for place, arm in enumerate(cells) for _ in cells[arm]], dtype=int)
+        seed_C = np.array([seeds.index(seed) for values in cells.values() for seed in values], dtype=int)
+        values_C = np.array([value for values in cells.values() for value in values.values()])
+        self.design_CP = np.zeros((len(values_C), len(self.arms) + len(seeds)))
+        self.design_CP[np.arange(len(values_C)), self.arm_C] = 1.0
+        self.design_CP[np.arange(len(values_C)), len(self.arms) + seed_C] = 1.0
+        center = values_C.mean() if values_C.size else 0.0
+        self.covariance_PP = np.linalg.pinv(self.design_CP.T @ self.design_CP)
+        self.effects_P = self.covariance_PP @ (self.design_CP.T @ (values_C - center))
+        self.residual_C = values_C - center - self.design_CP @ self.effects_P
+        rounding = 10 * ROUNDING * np.abs(values_C).max(initial=0.0)
+        if np.abs(self.residual_C).max(initial=0.0) <= rounding:
+            self.residual_C = np.zeros_like(self.residual_C)
+        self.square = float(self.residual_C @ self.residual_C)
+        self.degrees = len(values_C) - int(np.linalg.matrix_rank(self.design_CP)) if values_C.size else 0
+
+    def without(self, arms: set[str | None]) -> _Layout:
+        """Return the fit to the other arms."""
+        if not arms & {*self.arms}:
+            return self
+        return _Layout({arm: values for arm, values in self.cells.items() if arm not in arms})
+
+    def noise_of(self, arm: str) -> tuple[float, int]:
+        """Return how much the sum of squares and the degrees of freedom shrink if this arm is left out."""
+        own_C = self.arm_C == self.arms.index(arm)
+        own_design_CP, own_residual_C = self.design_CP[own_C], self.residual_C[own_C]
+        free_CC = np.eye(len(own_design_CP)) - own_design_CP @ self.covariance_PP @ own_design_CP.T
+        square = float(own_residual_C @ np.linalg.pinv(free_CC, rcond=1e-9) @ own_residual_C)
+        return square, int(np.linalg.matrix_rank(free_CC, tol=1e-9))
+
+
+def _pooled_intervals(
+    layouts: Sequence[_Layout], pairs: Sequence[Pair], count: int, all_pairs: bool, baseline: str | None, alpha: float
+) -> dict[Pair, Interval]:
+    """Return the intervals from the common noise. `count` includes the comparisons of the arms that were set aside."""
+    square, degrees = _total_noise(layouts)
+    if not degrees or square <= 0:
+        return {}
+    means, covariance_KK = _contrasts(layouts, pairs)
+    scale_K = np.sqrt(np.diag(covariance_KK))
+    if all_pairs and len(pairs) == count:
+        largest = LargestT(sum(len(layout.arms) for layout in layouts), "pairs")
+    else:
+        correlation = float((covariance_KK / np.outer(scale_K, scale_K)).min()) if len(pairs) > 1 else 0.0
+        largest = LargestT(count, correlation=round(max(0.0, correlation), 6))
+    noise, freedom = sqrt(square / degrees), degrees
+    if baseline and (own := _noise_with_baseline(layouts[0], baseline)):
+        own_noise, own_freedom = own
+        if largest.quantile(own_freedom, alpha) * own_noise > largest.quantile(freedom, alpha) * noise:
+            noise, freedom = own
+    errors = (noise * scale_K).tolist()
+    return {
+        pair: Interval(mean, error, freedom, largest, alpha)
+        for pair, mean, error in zip(pairs, means, errors, strict=True)
+    }
+
+
+def _contrasts(layouts: Sequence[_Layout], pairs: Sequence[Pair]) -> tuple[list[float], Array]:
+    """Return the estimated difference of each pair, and their covariances in units of the noise variance."""
+    mean_of: dict[Pair, float] = {}
+    covariance_KK = np.zeros((len(pairs), len(pairs)))
+    for layout in layouts:
+        own = [place for place, pair in enumerate(pairs) if pair[0] in layout.arms]
+        contrast_KP = np.zeros((len(own), layout.design_CP.shape[1]))
+        for row_P, place in zip(contrast_KP, own, strict=True):
+            arm, other = pairs[place]
+            row_P[layout.arms.index(arm)], row_P[layout.arms.index(other)] = 1.0, -1.0
+            mean_of[pairs[place]] = float(row_P @ layout.effects_P)
+        covariance_KK[np.ix_(own, own)] = contrast_KP @ layout.covariance_PP @ contrast_KP.T
+    return [mean_of[pair] for pair in pairs], covariance_KK
+
+
+def _noise_with_baseline(layout: _Layout, baseline: str) -> tuple[float, int] | None:
+    """Return the noise of a value, averaged over baseline and treatment, with its degrees of freedom.
+
+    None if the baseline is not significantly noisier than the other arms.
+    """
+    own_square, own_degrees = layout.noise_of(baseline)
+    left = layout.degrees - own_degrees
+    if not own_degrees or not left or layout.square <= own_square:
+        return None
+    own, rest = own_square / own_degrees, (layout.square - own_square) / left
+    if fdtrc(own_degrees, left, own / rest) >= BASELINE_ALPHA:
+        return None
+    others = len(layout.arms) - 1
+    own, rest = own * (1 + 1 / others), rest * (1 - 1 / others)  # independent; their sum is the sum of both variances
+    freedom = (own + rest) ** 2 / (own**2 / own_degrees + rest**2 / left)
+    return sqrt((own + rest) / 2), max(1, int(freedom))
+
+
+def _own_interval(cells: Cells, pair: Pair, count: int, alpha: float) -> Interval | None:
+    """Return Student's paired interval with Sidak's correction; None if the differences do not vary."""
+    ours, theirs = (cells[arm] for arm in pair)
+    differences_S = np.array([ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())])
+    sd = float(differences_S.std(ddof=1))
+    if sd <= ROUNDING * max(abs(value) for value in [*ours.values(), *theirs.values()]):
+        return None
+    error, mean = sd / sqrt(len(differences_S)), float(differences_S.mean())
+    return Interval(mean, error, len(differences_S) - 1, LargestT(count, "separate"), alpha)
+
+
+def _total_noise(layouts: Sequence[_Layout]) -> tuple[float, int]:
+    """Return the sum of squared residuals and its degrees of freedom."""
+    return sum(layout.square for layout in layouts), sum(layout.degrees for layout in layouts)
+
+
+def _connected(pairs: Sequence[Pair]) -> list[list[str]]:
+    """Return the arms in groups that are connected by comparisons, in order of appearance."""
+    groups: list[dict[str, None]] = []
+    for pair in pairs:
+        joined = dict.fromkeys(reversed(pair))
+        for group in [group for group in groups if group.keys() & joined]:
+            groups.remove(group)
+            joined = group | joined
+        groups.append(joined)
+    return [[*group] for group in groups]
+
+
+@cache
+def _normal_nodes() -> tuple[Array, Array]:
+    """Return nodes and weights that integrate over a standard normal variable."""
+    z_Z, weight_Z = np.polynomial.legendre.leggauss(NODES)
+    z_Z, weight_Z = 8.5 * z_Z, 8.5 * weight_Z
+    return z_Z, weight_Z * np.exp(-z_Z * z_Z / 2) / sqrt(2 * np.pi)
+
+
+@cache
+def _noise_nodes(degrees: float) -> tuple[Array, Array]:
+    """Return nodes and weights that integrate over the estimated noise divided by the true noise.
+
+    Its square is chi-square distributed, divided by its degrees of freedom.
+    """
+    node_T, weight_T = np.polynomial.legendre.leggauss(NODES)
+    low, high = np.sqrt(2 * gammaincinv(degrees / 2, [1e-13, 1 - 1e-13]) / degrees)
+    noise_T = (high + low) / 2 + (high - low) / 2 * node_T
+    log_density_T = (degrees - 1) * np.log(noise_T) - degrees * noise_T**2 / 2 + degrees / 2 * np.log(degrees / 2)
+    return noise_T, (high - low) * weight_T * np.exp(log_density_T - gammaln(degrees / 2))
