@@ -14,7 +14,7 @@ from lightning import Callback, LightningModule, Trainer
 from simbal.data.loader import TokenData, TrainBatches, ValidationSplit, batch_windows, split_into_windows
 from simbal.data.prepare import prepare
 from simbal.errors import UserError
-from simbal.training.callbacks import DeviceChanges
+from simbal.training.warnings import DeviceChanges
 
 TOKENS = np.arange(1000, dtype=np.uint16)  # a window of TOKENS starts with its own position
 SEQ_LEN, GLOBAL_BATCH, NUM_WINDOWS = 10, 8, 99

@@ -15,8 +15,9 @@ from simbal.balancing.step import StepInProgress
 from simbal.balancing.weight_losses import SimBal
 from simbal.conformance import LR, B, S, batch_of, composed_module, tiny_module
 from simbal.runs.folder import PRUNE_FILE, RunFolder
-from simbal.training.callbacks import DeviceChanges, MetricsLogger
+from simbal.training.callbacks import MetricsLogger
 from simbal.training.run import train
+from simbal.training.warnings import DeviceChanges
 from tests.balancing.cases import CASES
 from tests.training.run_files import assert_same_run, assert_same_weights, rows, train_until, without_speed
 

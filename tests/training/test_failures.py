@@ -5,7 +5,6 @@ import json
 import math
 import os
 import shutil
-import threading
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from simbal.runs.folder import RunFolder
 from simbal.training.callbacks import MetricsLogger
 from simbal.training.failures import out_of_memory_as_user_error
 from simbal.training.module import LitMoE
-from simbal.training.run import log_to, train
+from simbal.training.run import train
 from simbal.training.validation import ValidationTotals
 from tests.training.run_files import assert_same_run, checkpoints, rows, train_until, weights
 
@@ -111,18 +110,6 @@ def test_an_out_of_memory_error_suggests_a_smaller_micro_batch(error):
 def test_another_runtime_error_is_not_reported_as_out_of_memory():
     with pytest.raises(RuntimeError, match="the loss is nan"), out_of_memory_as_user_error():
         raise RuntimeError("the loss is nan")
-
-
-def test_an_error_that_ends_a_thread_is_logged_and_not_printed(tmp_path, capsys):
-    """As of TensorBoard's writer thread on a full disk."""
-    hook = threading.excepthook
-    with log_to(tmp_path / "train.log"):
-        thread = threading.Thread(target=lambda: 1 / 0)
-        thread.start()
-        thread.join()
-    assert threading.excepthook is hook
-    assert "ZeroDivisionError" in (tmp_path / "train.log").read_text()
-    assert capsys.readouterr().err == ""
 
 
 def spoil_loss(monkeypatch, step, value=math.nan, micro_batch=0):

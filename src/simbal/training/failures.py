@@ -85,7 +85,7 @@ def record_failures(folder: RunFolder, run: dict[str, Any]) -> Iterator[None]:
             raise
         lost_rank = world_size() > 1 and LOST_RANK.search(message) is not None
         if lost_rank:
-            message = _wait_for_rank_error(folder) or "a rank was killed, or lost its connection"
+            message = _read_rank_error(folder, WAIT_SECONDS) or "a rank was killed, or lost its connection"
         with suppress(UserError):  # on a full disk, report the original error
             folder.write_record(run | {"status": "failed", "error": message, "ended": now()})
         if lost_rank:
@@ -104,18 +104,12 @@ def record_killed_worker(folder: RunFolder, run: dict[str, Any], signal_name: st
     return error
 
 
-def _wait_for_rank_error(folder: RunFolder) -> str:
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not (error := _read_rank_error(folder)) and time.monotonic() < deadline:
+def _read_rank_error(folder: RunFolder, wait_seconds: float = 0.0) -> str:
+    """Return the error of the rank that failed first, or an empty string if it does not appear in time."""
+    file, deadline = folder.path / RANK_ERROR, time.monotonic() + wait_seconds
+    while not (error := file.read_text() if file.exists() else "") and time.monotonic() < deadline:
         time.sleep(0.1)
     return error
-
-
-def _read_rank_error(folder: RunFolder) -> str:
-    try:
-        return (folder.path / RANK_ERROR).read_text()
-    except OSError:
-        return ""
 
 
 @contextmanager
