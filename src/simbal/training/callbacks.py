@@ -53,8 +53,7 @@ class MetricsLogger(Callback):
         """
         self.folder, self.file, self.config, self.tracker = folder, folder / CURVES_FILE, config, tracker
         self.tokens_per_step = tokens_per_step
-        self.seconds, self.steps = 0.0, 0  # training time and steps in this process
-        self._logged_seconds, self._logged_steps = 0.0, 0  # up to the last row
+        self.seconds, self.steps = 0.0, 0  # training time and steps since the last row
         self._status: dict[str, str] = {}
 
     @property
@@ -111,22 +110,21 @@ class MetricsLogger(Callback):
         """Write a row after an optimizer step that is logged or has a measurement of PES."""
         result, row, pes = module.step_result, {}, {}
         if result and self.is_logged(result.number):
-            row = self._place(result.number) | training_metrics(result)
+            row = training_metrics(result)
             row["lr"] = trainer.optimizers[0].param_groups[0]["lr"]
         self.seconds += time.perf_counter() - self._started
         if result is None:
             return
         self.steps += 1
         if row:
-            steps, seconds = self.steps - self._logged_steps, self.seconds - self._logged_seconds
-            self._logged_steps, self._logged_seconds = self.steps, self.seconds
-            row["tokens_per_second"] = steps * self.tokens_per_step / seconds
+            row["tokens_per_second"] = self.steps * self.tokens_per_step / self.seconds
+            self.seconds, self.steps = 0.0, 0
         if self._measures_pes(module) and result.number % self.config.pes_every == 0:
             pes = measure_pes(trainer, module, self.config.pes_tokens)
         if row or pes:
             self._write(self._place(result.number) | row | pes)
         if row:
-            self._write_progress(row)
+            self._write_progress(result.number, row)
 
     def on_validation_end(self, trainer: L.Trainer, module: LitMoE) -> None:
         """Write a row for a validation during training."""
@@ -172,15 +170,16 @@ class MetricsLogger(Callback):
             file.write(json.dumps(row, allow_nan=False) + "\n")
         self.tracker.add_row(row)
 
-    def _write_progress(self, row: dict[str, Any]) -> None:
-        self._status["train"] = f"loss {row.get('train/ce', math.nan):.3f}  {row['tokens_per_second']:,.0f} tokens/s"
+    def _write_progress(self, step: int, row: dict[str, Any]) -> None:
+        speed, max_steps = row["tokens_per_second"], self.config.max_steps
+        self._status["train"] = f"loss {row.get('train/ce', math.nan):.3f}  {speed:,.0f} tokens/s"
         progress = {
             "phase": "training",
-            "step": row["step"],
-            "max_steps": self.config.max_steps,
+            "step": step,
+            "max_steps": max_steps,
             "loss": row.get("train/ce"),
-            "tokens_per_second": row["tokens_per_second"],
-            "seconds_left": (self.config.max_steps - row["step"]) * self.seconds / self.steps,
+            "tokens_per_second": speed,
+            "seconds_left": (max_steps - step) * self.tokens_per_step / speed,
         }
         if is_rank_zero():
             write_json(self.folder / PROGRESS_FILE, progress)

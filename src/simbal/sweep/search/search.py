@@ -50,10 +50,6 @@ POLL_SECONDS = 0.5
 RUNS, REPLICATES = "runs", "replicates"  # its run folders, and the objectives of each run
 ERROR = "error"  # why it failed or was pruned
 RETRY_OF = "retry_of"  # the number of the interrupted or failed trial that it repeats
-STATES = {
-    TrialState.COMPLETE: "complete", TrialState.PRUNED: "pruned", TrialState.WAITING: "queued",
-    TrialState.RUNNING: "running",
-}  # fmt: skip
 SEARCHED = "searched"  # user attribute of a study: its search space and fixed settings
 FIXED = "fixed_params"  # Optuna's system attribute: the parameters of a queued trial
 Compose = Callable[[list[str]], Job]
@@ -95,17 +91,16 @@ def run_searches(
         if any(search.num_missing() for search in searches):
             prepare_launch(jobs, launcher)
         write_sweep_json(folder)
-        studies = [(search.study, search.space) for search in searches]
         try:
             for search in searches:
                 missing = f", {search.num_missing()} to run" if search.num_missing() else ""
                 done = f"{search.num_done()} of {settings.n_trials} trials done{missing}"
                 out.print(f"study {search.name}: {done}", soft_wrap=True)
-                search.run(lambda: write_trials(studies, settings, folder), out)
+                search.run(lambda: write_trials(searches, folder), out)
         finally:
-            write_trials(studies, settings, folder)
-            for study, space in studies:
-                print_trials(study, space, settings, out)
+            write_trials(searches, folder)
+            for search in searches:
+                print_trials(search, out)
             out.print(f"written: {folder / 'trials.csv'}", soft_wrap=True)
     if any(folder.glob("*/config.yaml")):
         report(folder, baseline=config.baseline, columns=config.columns)
@@ -365,15 +360,15 @@ def _params(trial: FrozenTrial) -> dict[str, Any]:
     return {**trial.system_attrs.get(FIXED, {}), **trial.params}
 
 
-def print_trials(study: optuna.Study, space: SearchSpace, settings: SearchSettings, out: Console) -> None:
+def print_trials(search: Search, out: Console) -> None:
     """Print a table of all trials of a study, and the best one."""
-    objectives, keys = settings.objectives, [*space.distributions]
-    out.print(f"study {study.study_name}", style="bold", soft_wrap=True)
+    study, objectives, keys = search.study, search.settings.objectives, [*search.space.distributions]
+    out.print(f"study {search.name}", style="bold", soft_wrap=True)
     grid = new_grid("")
     for heading in ("trial", "state", *objectives, *short_columns(keys), "runs", "error"):
         grid.add_column(heading, overflow="fold")
     for trial in study.trials:
-        row = _row(study, trial, objectives)
+        row = _row(search, trial)
         cells = (row.get(key, "") for key in ("trial", "state", *objectives, *keys, "replicates", "error"))
         grid.add_row(*(f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in cells))
     out.print(grid)
@@ -394,15 +389,15 @@ def print_trials(study: optuna.Study, space: SearchSpace, settings: SearchSettin
             )
 
 
-def write_trials(studies: Sequence[tuple[optuna.Study, SearchSpace]], settings: SearchSettings, folder: Path) -> None:
+def write_trials(searches: Sequence[Search], folder: Path) -> None:
     """Write trials.csv: one line per trial, with numbers in full precision and the folders of its runs."""
-    keys = dict.fromkeys(key for _, space in studies for key in space.distributions)
-    columns = ["study", "trial", "state", *settings.objectives, *keys, "replicates", "error", "runs"]
+    keys = dict.fromkeys(key for search in searches for key in search.space.distributions)
+    columns = ["study", "trial", "state", *searches[0].settings.objectives, *keys, "replicates", "error", "runs"]
     text = StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
-    for study, _ in studies:
-        writer.writerows(_row(study, trial, settings.objectives) for trial in study.trials)
+    for search in searches:
+        writer.writerows(_row(search, trial) for trial in search.study.trials)
     write_text(folder / "trials.csv", text.getvalue())
 
 
@@ -411,14 +406,15 @@ def _format_params(params: dict[str, Any]) -> str:
     return " ".join(f"{key}={value}" for key, value in params.items())
 
 
-def _row(study: optuna.Study, trial: FrozenTrial, objectives: Sequence[str]) -> dict[str, Any]:
-    attrs = trial.user_attrs
+def _row(search: Search, trial: FrozenTrial) -> dict[str, Any]:
+    attrs, state = trial.user_attrs, trial.state.name.lower()
+    if trial.state == TrialState.FAIL:
+        state = "failed" if ERROR in attrs else "interrupted"
     # Optuna sets the value of a pruned trial to its last report
     values = trial.values if trial.state == TrialState.COMPLETE else ()
     return {
-        "study": study.study_name, "trial": trial.number,
-        "state": STATES.get(trial.state, "failed" if ERROR in attrs else "interrupted"),
-        **dict(zip(objectives, values, strict=False)), **trial.params,
+        "study": search.name, "trial": trial.number, "state": state,
+        **dict(zip(search.settings.objectives, values, strict=False)), **trial.params,
         "replicates": len(attrs.get(REPLICATES, ())), "error": attrs.get(ERROR, ""),
         "runs": " ".join(attrs.get(RUNS, ())),
     }  # fmt: skip
