@@ -71,9 +71,9 @@ def check_one_table(jobs: Sequence[Job], tokens: Mapping[Path, str] | None = Non
         if len(data) > 1:
             raise UserError(f"runs on different data cannot share a table: {remedy}")
         ours = {spec.path for spec in specs}
-        others = (RunFolder(file.parent) for file in sorted(folder.glob("*/record.json")) if file.parent not in ours)
-        records = ((other, other.valid_record()) for other in others)
-        for other, record in records:
+        for file in sorted(folder.glob("*/record.json")):
+            other = RunFolder(file.parent)
+            record = None if other.path in ours else other.valid_record()
             if record is None or record["status"] != "finished":
                 continue
             remedy = f"these runs cannot share its table: choose a different name= than {folder.name}"

@@ -273,13 +273,8 @@ class TrialPruning(Callback):
             PrunedError: with the reason in the file.
         """
         if max_over_ranks(is_rank_zero() and self.file.exists()):
-            reason = on_rank_zero(self._take_reason)
+            reason = on_rank_zero(lambda: json.loads(self.file.read_bytes())["reason"])
             raise PrunedError(f"{reason}; stopped at step {trainer.global_step}")
-
-    def _take_reason(self) -> str:
-        reason = str(json.loads(self.file.read_bytes())["reason"])
-        self.file.unlink()
-        return reason
 
 
 class RunCallbacks(NamedTuple):
