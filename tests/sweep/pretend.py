@@ -46,7 +46,8 @@ def train(spec):
         folder.write_spec(spec)
         reason = curve(folder.path, ppl(spec), how) if coef > how.get("slow_above", math.inf) else None
         note("finished", seed)
-        folder.write_record(record(spec, reason))
+        diverged = {"status": "diverged", "error": "the gradient was NaN", "step": 5} if ending == "diverge" else {}
+        folder.write_record(record(spec, reason) | diverged)
 
 
 def end_badly(ending, seed):

@@ -42,11 +42,6 @@ def test_a_key_of_one_strategy_varies_only_its_arm():
     ]
 
 
-def test_a_composition_has_the_keys_of_its_parts():
-    job = ["balancing=[lf,simbal]", "balancing.simbal.coef=1", "balancing.lf.update_rate=1", "balancing.lbl.coef=1"]
-    assert composer().inapplicable_overrides(job) == ["balancing.lbl.coef=1"]
-
-
 def test_a_key_that_no_arm_has_is_named_with_its_option():
     jobs = [["balancing=simbal", "balancing.lf.center=true"], ["balancing=lbl", "balancing.lf.center=true"]]
     with pytest.raises(UserError, match="balancing.lf.center .*balancing=lf"):

@@ -15,9 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from simbal.console import clock, new_grid
-from simbal.runs.folder import RunFolder
 from simbal.runs.record import read_progress
 from simbal.runs.spec import RunSpec, config_hash
+from simbal.sweep.checks import finished_runs
 from simbal.sweep.plan import Attempt, State
 
 # most urgent first: a small terminal shows only the most urgent attempts
@@ -173,11 +173,8 @@ def _finished_seconds(attempts: Sequence[Attempt]) -> dict[str, list[float]]:
     """Return the running times of all finished runs in the folders of the attempts, by arm."""
     seconds: dict[str, list[float]] = defaultdict(list)
     for folder in {attempt.folder.path.parent for attempt in attempts}:
-        for file in folder.glob("*/record.json"):
-            run = RunFolder(file.parent)
-            record = run.valid_record()
-            if record is not None and record["status"] == "finished" and "seconds" in record:
-                seconds[_arm(run.read_spec())].append(float(record["seconds"]))
+        for run in finished_runs(folder):
+            seconds[_arm(run.spec)].append(run.result["seconds"])
     return seconds
 
 

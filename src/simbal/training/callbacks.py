@@ -1,7 +1,7 @@
 """The callbacks of a run: metrics.jsonl, progress bar and pruning."""
 
 # mypy: disable-error-code="override"
-# Lightning passes the module of the run, which is a LitMoE
+# Lightning's hooks take any LightningModule; here it is always a LitMoE
 
 import json
 import math

@@ -1,7 +1,7 @@
 """Warnings for runs that succeed: changed devices or precision, bf16 updates that round to zero, and overclipping."""
 
 # mypy: disable-error-code="override"
-# Lightning passes the module of the run, which is a LitMoE
+# Lightning's hooks take any LightningModule; here it is always a LitMoE
 
 import logging
 from collections.abc import Sequence
