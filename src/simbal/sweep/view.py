@@ -86,7 +86,7 @@ def draw(attempts: Sequence[Attempt], slots: int, height: int) -> Table:
     running = [attempt for attempt in attempts if attempt.state == "running"]
     progress = {id(a): read_progress(a.folder.path) for a in [*running, *(a for a in shown if a.state == "done")]}
     counts = Counter(attempt.state for attempt in attempts)
-    states = ("running", "queued", "done", "failed", "locked", "pruned")
+    states: tuple[State, ...] = ("running", "queued", "done", "failed", "locked", "pruned")
     parts = [f"{counts[state]} {state}" for state in states if counts[state]]
     left = seconds_left(attempts, progress, slots)
     caption = ", ".join(parts) + (f"; about {clock(left)} left" if left else "")

@@ -24,7 +24,6 @@ from hydra.plugins.launcher import Launcher
 from optuna.exceptions import StorageInternalError
 from optuna.storages import BaseStorage, InMemoryStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
-from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 from rich.console import Console
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
@@ -147,15 +146,18 @@ class Search:
         self.probe_jobs = [compose(lines) for point in space.probes() for lines in space.jobs(point)]
         self.name = "/".join(filter(None, [settings.study_name or self.probe_jobs[0].spec.config.name, arm]))
         self.num_ended = self.num_failed = 0  # trials of this command
+        self.last_error = ""
 
     def open(self, storage: BaseStorage) -> None:
         """Load or create the study and queue interrupted trials; `UserError` if its settings differ."""
-        directions = [StudyDirection[direction.upper()] for direction in self.settings.directions]
         config = self.probe_jobs[0].spec.config
         self.study = optuna.create_study(
-            storage=storage, study_name=self.name, directions=directions, load_if_exists=True,
+            storage=storage,
+            study_name=self.name,
+            directions=self.settings.directions,  # type: ignore[arg-type]  # `SearchSettings.check` checks them
+            load_if_exists=True,
             pruner=make_pruner(self.settings, config),
-        )  # fmt: skip
+        )
         now = {
             "directions": ",".join(self.settings.directions),
             "objectives": ",".join(self.settings.objectives),
@@ -248,18 +250,17 @@ class Search:
 
     def _fail(self, trial: optuna.Trial, error: str) -> None:
         self.num_failed += 1
+        self.last_error = error
         trial.set_user_attr(ERROR, error)
         self.study.tell(trial, state=TrialState.FAIL)
 
     def _check_failure_rate(self) -> None:
         rate, total = self.settings.max_failure_rate, self.settings.n_trials
-        if self.num_failed <= rate * total:
-            return
-        last = next(trial for trial in reversed(self._trials(TrialState.FAIL)) if ERROR in trial.user_attrs)
-        raise UserError(
-            f"{self.num_failed} of {self.num_ended} trials of the study {self.name} failed, more than "
-            f"hydra.sweeper.max_failure_rate={rate:g} of {total} allows; the last error: {last.user_attrs[ERROR]}"
-        )
+        if self.num_failed > rate * total:
+            raise UserError(
+                f"{self.num_failed} of {self.num_ended} trials of the study {self.name} failed, more than "
+                f"hydra.sweeper.max_failure_rate={rate:g} of {total} allows; the last error: {self.last_error}"
+            )
 
     def _trials(self, *states: TrialState) -> list[FrozenTrial]:
         return self.study.get_trials(deepcopy=False, states=states or None)
