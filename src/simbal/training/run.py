@@ -58,8 +58,8 @@ def train(spec: RunSpec) -> None:
     is_rank = strategies.is_external_rank(trainer.devices)
     store = prepare(spec.config.data, progress=trainer.progress_bar)
     if folder.is_finished(spec):
-        record = folder.read_record() or {}
-        folder.require_same_data(record["data"]["tokens"], store.fingerprints["tokens"])
+        finished = folder.read_record() or {}
+        folder.require_same_data(finished["data"]["tokens"], store.fingerprints["tokens"])
         print(f"finished before: {folder.path}")
     elif trainer.devices == 1 or is_rank:
         train_rank(spec, store)
