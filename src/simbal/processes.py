@@ -152,7 +152,7 @@ class LocalProcess:
                 os.kill(self.pid, number)
 
 
-def stop_processes(processes: Sequence[Process], grace: float) -> None:
+def stop_processes(processes: Sequence[Process], grace: float = GRACE_SECONDS) -> None:
     """Stop processes and their descendants: SIGTERM, on which runs save, and SIGKILL `grace` seconds later."""
     for process in processes:
         process.signal(signal.SIGTERM)

@@ -122,7 +122,7 @@ def test_a_process_has_its_task_environment_group_and_exit_code(kind, tmp_path):
     assert "exited" in (tmp_path / "raise").read_text()
     wait_until((tmp_path / "wait").exists)
     assert waiting.poll() is None
-    processes.stop_processes([waiting], grace=5)
+    processes.stop_processes([waiting])
     assert waiting.wait() == -signal.SIGTERM
 
 

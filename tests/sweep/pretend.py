@@ -30,7 +30,7 @@ def train(spec):
     print("this goes to console.log")
     threads = os.environ.get("OMP_NUM_THREADS")
     note("started", json.dumps({"seed": seed, "coef": coef, "pid": os.getpid(), "threads": threads}))
-    ending = "crash" if coef > how.get("crash_above", math.inf) else how.get(str(seed), "finish")
+    ending = how.get(str(seed), "finish")
     if len(Path("started").read_text().splitlines()) > how.get("hang_after", math.inf):
         ending = "hang"
     end_badly(ending, seed)
@@ -46,7 +46,8 @@ def train(spec):
         folder.write_spec(spec)
         reason = curve(folder.path, ppl(spec), how) if coef > how.get("slow_above", math.inf) else None
         note("finished", seed)
-        folder.write_record(record(spec, reason))
+        diverged = {"status": "diverged", "error": "the gradient was NaN", "step": 5} if ending == "diverge" else {}
+        folder.write_record(record(spec, reason) | diverged)
 
 
 def end_badly(ending, seed):
@@ -70,8 +71,6 @@ def end_badly(ending, seed):
 def record(spec, reason=None):
     how, seed = behaviour(), spec.config.seed
     metrics = {"val/ppl": ppl(spec), "val/loss": loss(spec), "val/min_pes": coef_of(spec), "val/max_vio": None}
-    if coef_of(spec) > how.get("lacks_above", math.inf):
-        del metrics["val/ppl"]
     ended = {"status": "pruned", "error": reason} if reason else {"status": "finished"}
     return ended | {
         "config_hash": spec.hash, "choices": spec.choices, "seed": seed,

@@ -29,11 +29,6 @@ def test_runs_of_different_lengths_need_different_names(app):
     assert app.run("-m", "balancing=lbl", "trainer.max_steps=20", "name=other").returncode == 0
 
 
-def test_a_missing_gpu_is_refused(app):
-    assert "hydra.launcher.gpus: 5 is not a GPU" in refuse(app, *SWEEP, "hydra.launcher.gpus=[5]")
-    assert not (app.folder / "outputs").exists()
-
-
 @pytest.mark.parametrize(("columns", "named"), [("[ppl,pepl]", "val/ppl"), ("[redundancy.min_pes]", "evaluate.py")])
 def test_an_unknown_column_is_refused(app, columns, named):
     assert named in refuse(app, *SWEEP, f"columns={columns}")

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from functools import partial
+from unittest import mock
 
 import pytest
 from hydra import initialize_config_dir
@@ -83,16 +84,6 @@ def test_every_job_is_composed_as_by_hydra(sweep, jobs):
         assert describe(lambda job: composer.job(job).spec, lines) == describe(partial(by_hydra, *sweep), lines), lines
 
 
-def composed(sweep, monkeypatch, jobs):
-    """Return the specs of jobs, and how often Hydra composed one."""
-    loader, master = sweep
-    calls = []
-    load = loader.load_sweep_config
-    monkeypatch.setattr(loader, "load_sweep_config", lambda *given: calls.append(given) or load(*given))
-    composer = Composer(loader, master)
-    return [composer.job(lines).spec for lines in jobs], len(calls)
-
-
 @pytest.mark.parametrize(
     ("shared", "num_compositions"),
     [
@@ -102,8 +93,10 @@ def composed(sweep, monkeypatch, jobs):
         (["optim={lr:1}", "optim.lr=2"], 3),
     ],
 )
-def test_hydra_composes_each_job_only_if_values_may_depend_on_others(sweep, monkeypatch, shared, num_compositions):
-    jobs = [["data=synthetic", *shared, f"seed={seed}"] for seed in range(3)]
-    specs, calls = composed(sweep, monkeypatch, jobs)
-    assert calls == num_compositions
-    assert [spec.config.seed for spec in specs] == [0, 1, 2]
+def test_hydra_composes_each_job_only_if_values_may_depend_on_others(sweep, shared, num_compositions):
+    loader, master = sweep
+    with mock.patch.object(loader, "load_sweep_config", wraps=loader.load_sweep_config) as load:
+        composer = Composer(loader, master)
+        seeds = [composer.job(["data=synthetic", *shared, f"seed={seed}"]).spec.config.seed for seed in range(3)]
+    assert load.call_count == num_compositions
+    assert seeds == [0, 1, 2]

@@ -52,12 +52,11 @@ def test_other_runs_in_the_folder_decide_nothing(app):
     assert "seeds: lf worse\n" in sweep.stdout
 
 
-@pytest.mark.parametrize(("seeds", "failed"), [((3,), 2), ((0, 1, 2, 3, 4), 10)])
-def test_a_failed_seed_ends_the_sweep(app, seeds, failed):
-    app.behave(dict.fromkeys(seeds, "crash"))
+def test_a_failed_seed_ends_the_sweep(app):
+    app.behave({3: "crash"})
     sweep = app.run(*ARMS)
     assert sweep.returncode == 1
-    assert f"{failed} of 10 runs have not finished" in sweep.stderr
+    assert "2 of 10 runs have not finished" in sweep.stderr
 
 
 @pytest.mark.parametrize(

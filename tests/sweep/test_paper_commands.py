@@ -3,9 +3,10 @@
 import re
 import shlex
 
+import hydra
 import pytest
-from hydra import compose, initialize_config_dir
 
+from tests.composing import compose
 from tests.conftest import CONF
 
 LINE = re.compile(r"^\| (Table|Figure) (\d+) \| .* \| `python (train|evaluate)\.py (.*)` \|$", re.M)
@@ -18,11 +19,9 @@ def test_every_table_and_figure_has_a_command():
 
 
 @pytest.mark.parametrize(("program", "line"), {(program, line): None for _, _, program, line in COMMANDS})
-def test_every_command_composes(program, line, app):
+def test_every_command_composes(program, line):
     if program == "train":
-        done = app.run(*shlex.split(line), "dry_run=true")
-        assert done.returncode == 0, done.stderr
-        assert app.started == []
-    else:  # it reads trained runs
-        with initialize_config_dir(str(CONF), version_base="1.3"):
-            compose(program, shlex.split(line))
+        assert compose(shlex.split(line))
+    else:
+        with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+            hydra.compose(program, shlex.split(line))

@@ -1,14 +1,12 @@
 """The runs of a grid: combinations, arms, keys that only some arms have, and the forecast of a dry run."""
 
 import json
-import re
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from hydra_plugins.simbal_plugins.grid import combinations
 from simbal.errors import UserError
-from simbal.report.report import report
 from simbal.sweep.checks import check_all_buildable
 from simbal.sweep.composer import Job
 from simbal.sweep.plan import plan
@@ -42,11 +40,6 @@ def test_a_key_of_one_strategy_varies_only_its_arm():
         for coef in coefs
         for seed in (0, 1)
     ]
-
-
-def test_a_composition_has_the_keys_of_its_parts():
-    job = ["balancing=[lf,simbal]", "balancing.simbal.coef=1", "balancing.lf.update_rate=1", "balancing.lbl.coef=1"]
-    assert composer().inapplicable_overrides(job) == ["balancing.lbl.coef=1"]
 
 
 def test_a_key_that_no_arm_has_is_named_with_its_option():
@@ -122,15 +115,3 @@ def test_a_run_is_expected_to_take_as_long_as_its_arm_minus_its_progress(write_r
     assert [*table.columns[1].cells] == ["finished", "resumed", "new", "new"]
     assert [*table.columns[3].cells] == ["", "0:25", "1:00", "1:20"]
     assert sentence.startswith("3 to run, 1 at once: about 2:45")
-
-
-def test_the_table_lists_runs_that_were_never_started(app, capsys):
-    app.behave({0: "hang"})
-    sweep = app.start("-m", "seed=0-1", "hydra.launcher.n_jobs=1")
-    app.wait_until(lambda: len(app.hanging) == 2)
-    sweep.terminate()
-    sweep.communicate()
-    report(app.folder / "outputs/default")
-    shown = capsys.readouterr().out
-    assert re.search(r"seed=0 +unfinished", shown)
-    assert re.search(r"seed=1 +missing", shown)

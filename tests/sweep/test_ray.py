@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 
 from simbal.errors import UserError
-from simbal.sweep.ray_tasks import Request, connect, count_slots
+from simbal.sweep.ray_tasks import connect, count_slots
 from tests.sweep.conftest import OUR_PATH, PRETENDING
 
 REPOSITORY = Path(__file__).parents[2]
@@ -20,25 +20,13 @@ START_SECONDS = 600.0  # however slow the machine
 NODES = [{"Alive": True, "Resources": {"CPU": 4.0, "GPU": gpus}} for gpus in (0.0, 2.0)]
 
 
-@pytest.mark.parametrize(
-    ("request_", "slots"),
-    [(Request(1, 0, 3), 8), (Request(3, 0, 3), 2), (Request(1, 1, 3), 2), (Request(0, 0.5, 3), 4)],
-)
-def test_slots_are_the_jobs_that_fit_on_all_nodes(request_, slots):
+def test_slots_are_the_jobs_that_fit_on_all_nodes():
     with mock.patch("ray.nodes", return_value=NODES):
-        assert count_slots(request_) == slots
-
-
-@pytest.mark.parametrize(
-    ("request_", "named"),
-    [
-        (Request(64, 0, 3), "no node of the Ray cluster has 64 CPUs and 0 GPUs for a job"),
-        (Request(0, 0, 3), "hydra.launcher.num_cpus=0 and hydra.launcher.num_gpus=0 must be at least 0"),
-    ],
-)
-def test_an_impossible_request_is_refused(request_, named):
-    with mock.patch("ray.nodes", return_value=NODES), pytest.raises(UserError, match=named):
-        count_slots(request_)
+        assert [count_slots(*resources) for resources in ((1, 0), (3, 0), (1, 1), (0, 0.5))] == [8, 2, 2, 4]
+        with pytest.raises(UserError, match="no node of the Ray cluster has 64 CPUs and 0 GPUs for a job"):
+            count_slots(64, 0)
+        with pytest.raises(UserError, match="hydra.launcher.num_cpus=0 and hydra.launcher.num_gpus=0 must be at least"):
+            count_slots(0, 0)
 
 
 def test_an_address_without_a_cluster_is_refused():

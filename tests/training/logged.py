@@ -4,7 +4,6 @@ import json
 import struct
 import warnings
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -15,14 +14,6 @@ from tests.training.run_files import rows
 
 BLOCK, HEADER, START = 32768, 7, 7  # bytes: a .wandb file is a LevelDB log after seven bytes of its own
 Points = Counter  # of (key, step, value)
-
-
-@dataclass(frozen=True)
-class Logged:
-    """The data that a tracker has received."""
-
-    points: Points
-    config: dict
 
 
 def expected(spec: RunSpec) -> Points:
@@ -47,11 +38,11 @@ def comparable(points: Points) -> Points:
     )
 
 
-def logged(spec: RunSpec) -> Logged:
-    """Read the tracker of a run."""
+def logged(spec: RunSpec) -> tuple[Points, dict]:
+    """Return the points and the config that the tracker of a run has received."""
     read = {"tensorboard": _tensorboard, "mlflow": _mlflow, "wandb": _wandb}[spec.config.logger.kind]
     points, config = read(spec)
-    return Logged(comparable(points), config)
+    return comparable(points), config
 
 
 def _tensorboard(spec: RunSpec) -> tuple[Points, dict]:

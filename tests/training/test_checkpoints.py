@@ -161,16 +161,6 @@ def metrics_logger(tmp_path):
     return MetricsLogger(tmp_path, TrainerConfig.model_construct(), 1, None)
 
 
-def test_rows_written_after_a_checkpoint_are_dropped(metrics_logger):
-    metrics_logger.file.write_text('{"step": 1}\n')
-    state = metrics_logger.state_dict()
-    with metrics_logger.file.open("a") as file:
-        file.write('{"step": 2}\n{"st')
-    assert metrics_logger.find_damage(state) is None
-    metrics_logger.rewind(state)
-    assert metrics_logger.file.read_text() == '{"step": 1}\n'
-
-
 def test_a_checkpoint_without_a_valid_digest_of_its_rows_is_skipped(tmp_path, metrics_logger):
     assert metrics_logger.find_damage({})
     assert metrics_logger.find_damage({"bytes": 3, "sha256": ""})

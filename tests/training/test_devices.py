@@ -54,20 +54,9 @@ def command(folder, cache_dir, *keys: str) -> list[str]:
     return [*SMALL, *MARKOV, *places, *PAIR, *keys]
 
 
-def leaves(value, path: str = ""):
-    """Yield every number of a row with its place."""
-    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else []
-    for key, child in children:
-        yield from leaves(child, f"{path}/{key}")
-    if not isinstance(value, dict | list):
-        yield path, value
-
-
 def assert_close_runs(first, second) -> None:
-    for ours, theirs in zip(without_speed(first), without_speed(second), strict=True):
-        assert dict(leaves(ours)) == pytest.approx(dict(leaves(theirs)), rel=2e-5, abs=1e-6)
-    trained = weights(first)
-    assert all(torch.allclose(tensor, trained[name], atol=2e-5) for name, tensor in weights(second).items())
+    torch.testing.assert_close(without_speed(first), without_speed(second), rtol=2e-5, atol=1e-6)
+    torch.testing.assert_close(weights(first), weights(second), rtol=1e-5, atol=2e-5)
 
 
 @FORKED
@@ -92,7 +81,6 @@ def test_two_ranks_follow_the_curves_of_one_device_up_to_rounding(finished, stra
     assert_close_runs(two, one)
     metrics = [RunFolder(spec.path).read_record()["metrics"] for spec in (one, two)]
     numbers = [{key: value for key, value in found.items() if value is not None} for found in metrics]
-    assert metrics[0].keys() == metrics[1].keys()
     assert numbers[1] == pytest.approx(numbers[0], rel=2e-5, abs=1e-6)
     files = [sorted(str(file.relative_to(spec.path)) for file in spec.path.rglob("*")) for spec in (one, two)]
     assert files[0] == files[1]
@@ -227,14 +215,6 @@ def test_another_number_of_external_ranks_is_refused(small_spec, monkeypatch, la
     with pytest.raises(UserError, match=f"^{launcher} started 8 processes, but trainer.devices=2"):
         train(spec)
     assert not spec.path.exists()
-
-
-@FORKED
-@pytest.mark.slow
-def test_too_few_validation_windows_for_the_ranks_are_refused(small_spec):
-    with pytest.raises(UserError, match="trainer.devices=2"):  # each rank finds it
-        train(small_spec(*PAIR, "data.validation_tokens=16"))
-    assert active_children() == []
 
 
 def kill_at_call(original, when, after: bool = False):

@@ -20,7 +20,7 @@ from simbal.errors import UserError
 from simbal.model.transformer import Transformer, TransformerShape
 from simbal.runs.folder import RunFolder
 from simbal.training import build, callbacks
-from simbal.training.optimizer import build_optimizer, lr_factor, parameter_groups
+from simbal.training.optimizer import lr_factor, parameter_groups
 from simbal.training.run import train
 from simbal.training.validation import is_validated, next_validation
 from tests.balancing.cases import CASES
@@ -95,16 +95,6 @@ OPTIM = OptimConfig(
 )
 def test_the_learning_rate_follows_the_paper(step, rate):
     assert 5e-4 * lr_factor(step, 2000, 19_000) == pytest.approx(rate)
-
-
-def test_the_optimizer_follows_the_schedule_from_its_first_step():
-    optimizer, scheduler = build_optimizer(nn.Linear(2, 2), OPTIM, 19_000)
-    rates = []
-    for _ in range(3):
-        rates.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        scheduler.step()
-    assert rates == pytest.approx([5e-4 * lr_factor(s, 2000, 19_000) for s in range(3)])
 
 
 def test_weight_decay_excludes_norms_and_by_default_routers():

@@ -5,7 +5,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.utils import JobReturn, JobStatus
@@ -15,9 +15,6 @@ from omegaconf import DictConfig
 
 from simbal import processes
 from simbal.sweep.composer import Composer, Job
-
-if TYPE_CHECKING:
-    from simbal.sweep.ray_tasks import Request
 
 IMPORTED_BY_A_RUN = ("simbal.training.run", "torch.utils.tensorboard", "s3fs")  # Lightning's logger imports two of them
 SLURM_FOLDER = ".slurm"  # in output_dir: scripts and logs
@@ -83,26 +80,25 @@ class ProcsLauncher(PoolLauncher):
 
     here = True
 
-    def __init__(
-        self, n_jobs: int | None, threads: int | None, gpus: list[str] | None, preload: list[str] | None
-    ) -> None:
-        self.n_jobs, self.threads, self.gpus, self.preload = n_jobs, threads, gpus and [*gpus], preload
+    def __init__(self, **keys: Any) -> None:
+        """Take the keys of `ProcsConf`."""
+        self.keys = ProcsConf(**keys)
 
     def slots(self, jobs: Sequence[Job]) -> list[dict[str, str]]:
         """Return one slot per core or GPU."""
         on_cpu = all(job.spec.config.trainer.accelerator == "cpu" for job in jobs)
         visible = [] if on_cpu else processes.visible_gpus(os.environ)
-        if visible or self.gpus:
-            return processes.gpu_slots(visible, self.gpus, self.n_jobs, self.threads)
-        return processes.cpu_slots(processes.usable_cores(), self.n_jobs, self.threads)
+        if visible or self.keys.gpus:
+            return processes.gpu_slots(visible, self.keys.gpus, self.keys.n_jobs, self.keys.threads)
+        return processes.cpu_slots(processes.usable_cores(), self.keys.n_jobs, self.keys.threads)
 
     def starter(self, jobs: Sequence[Job], slot: dict[str, str]) -> processes.Starter:
         """Return a fork server for CPUs. With GPUs each job is a new Python, because imports may initialize a GPU."""
         from simbal.sweep import worker
 
-        if self.preload is None or processes.VISIBLE in slot:
+        if self.keys.preload is None or processes.VISIBLE in slot:
             return processes.Spawn(worker)
-        return processes.ForkServer(worker.work, self.preload, slot)
+        return processes.ForkServer(worker.work, self.keys.preload, slot)
 
 
 @dataclass
@@ -121,40 +117,32 @@ class RayConf:
 class RayLauncher(PoolLauncher):
     """Run jobs as tasks of a Ray cluster whose nodes share a disk."""
 
-    def __init__(
-        self,
-        address: str | None,
-        n_jobs: int | None,
-        num_cpus: float | None,
-        num_gpus: float | None,
-        threads: int | None,
-        max_retries: int,
-    ) -> None:
-        self.address, self.n_jobs, self.threads, self.max_retries = address, n_jobs, threads, max_retries
-        self.num_cpus, self.num_gpus = num_cpus, num_gpus
+    def __init__(self, **keys: Any) -> None:
+        """Take the keys of `RayConf`."""
+        self.keys = RayConf(**keys)
 
     def slots(self, jobs: Sequence[Job]) -> list[dict[str, str]]:
         """Connect to the cluster, and return one slot per job that its nodes have room for."""
         from simbal.sweep.ray_tasks import connect, count_slots
 
-        connect(self.address)
-        request = self._request(jobs)
-        return processes.remote_slots(count_slots(request), self.n_jobs, self.threads, request.num_gpus > 0)
+        connect(self.keys.address)
+        num_cpus, num_gpus = self._resources(jobs)
+        max_jobs = count_slots(num_cpus, num_gpus)
+        return processes.remote_slots(max_jobs, self.keys.n_jobs, self.keys.threads, on_gpus=num_gpus > 0)
 
     def starter(self, jobs: Sequence[Job], slot: dict[str, str]) -> processes.Starter:
         """Return the starter that submits tasks to Ray."""
         from simbal.sweep.ray_tasks import RayStarter
 
-        return RayStarter(self._request(jobs))
+        return RayStarter(*self._resources(jobs), self.keys.max_retries)
 
-    def _request(self, jobs: Sequence[Job]) -> "Request":
-        from simbal.sweep.ray_tasks import Request
-
+    def _resources(self, jobs: Sequence[Job]) -> tuple[float, float]:
+        """Return the CPUs and GPUs of a job."""
         devices = max(job.spec.config.trainer.devices for job in jobs)
         on_gpus = any(job.spec.config.trainer.accelerator == "cuda" for job in jobs)
-        cpus = devices if self.num_cpus is None else self.num_cpus
-        gpus = devices * on_gpus if self.num_gpus is None else self.num_gpus
-        return Request(cpus, gpus, self.max_retries)
+        num_cpus = devices if self.keys.num_cpus is None else self.keys.num_cpus
+        num_gpus = devices * on_gpus if self.keys.num_gpus is None else self.keys.num_gpus
+        return num_cpus, num_gpus
 
 
 @dataclass

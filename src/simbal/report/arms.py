@@ -1,4 +1,4 @@
-"""The arms of a comparison: finished runs that differ only in the seed, labelled by the keys in which arms differ."""
+"""The arms of a comparison: finished runs that differ only in the seed, labeled by the keys in which arms differ."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence

@@ -71,9 +71,9 @@ def check_one_table(jobs: Sequence[Job], tokens: Mapping[Path, str] | None = Non
         if len(data) > 1:
             raise UserError(f"runs on different data cannot share a table: {remedy}")
         ours = {spec.path for spec in specs}
-        others = (RunFolder(file.parent) for file in sorted(folder.glob("*/record.json")) if file.parent not in ours)
-        records = ((other, other.valid_record()) for other in others)
-        for other, record in records:
+        for file in sorted(folder.glob("*/record.json")):
+            other = RunFolder(file.parent)
+            record = None if other.path in ours else other.valid_record()
             if record is None or record["status"] != "finished":
                 continue
             remedy = f"these runs cannot share its table: choose a different name= than {folder.name}"
@@ -91,7 +91,7 @@ def check_columns(jobs: Iterable[Job]) -> None:
             choose_columns(columns, [])
             continue
         try:
-            choose_columns(columns, _finished_runs(folder))
+            choose_columns(columns, finished_runs(folder))
         except UserError as error:
             raise UserError(f"{error}; columns of an analysis exist once evaluate.py has measured them") from None
 
@@ -99,7 +99,7 @@ def check_columns(jobs: Iterable[Job]) -> None:
 def check_baseline(jobs: Sequence[Job]) -> None:
     """Raise `UserError` if neither a job nor a finished run of its folder is the baseline."""
     baseline = jobs[0].spec.config.baseline
-    finished = [run for folder in {job.spec.path.parent for job in jobs} for run in _finished_runs(folder)]
+    finished = [run for folder in {job.spec.path.parent for job in jobs} for run in finished_runs(folder)]
     runs = [*(Run(job.spec.path, {}, job.spec, None) for job in jobs), *finished]
     arms = group_runs(runs, label_columns([run.spec for run in runs]))
     if not any(arm.is_baseline(baseline) for arm in arms):
@@ -107,7 +107,8 @@ def check_baseline(jobs: Sequence[Job]) -> None:
         raise UserError(f"baseline={baseline} is not an arm of this sweep; the closest are {closest}")
 
 
-def _finished_runs(folder: Path) -> list[Run]:
+def finished_runs(folder: Path) -> list[Run]:
+    """Return the finished runs in outputs/<name>, which may be missing or empty."""
     return [run for run in collect(folder) if run.finished] if any(folder.glob("*/config.yaml")) else []
 
 
@@ -120,11 +121,7 @@ def _prepare_data(jobs: Sequence[Job]) -> dict[Path, str]:
     """Prepare each corpus once, and return the fingerprint of the tokens for each run folder."""
     from simbal.data.prepare import prepare
 
-    by_data: dict[str, list[Job]] = defaultdict(list)
-    for job in jobs:
-        by_data[_data_key(job)].append(job)
-    tokens: dict[Path, str] = {}
-    for same in by_data.values():
-        fingerprint = prepare(same[0].spec.config.data, progress=True).fingerprints["tokens"]
-        tokens |= dict.fromkeys([job.spec.path for job in same], fingerprint)
-    return tokens
+    tokens = {}
+    for key, job in {_data_key(job): job for job in jobs}.items():
+        tokens[key] = prepare(job.spec.config.data, progress=True).fingerprints["tokens"]
+    return {job.spec.path: tokens[_data_key(job)] for job in jobs}

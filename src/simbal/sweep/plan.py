@@ -13,7 +13,7 @@ from simbal.commands import original_command
 from simbal.errors import BusyError, UserError
 from simbal.runs.atomic import explain_write_errors, write_json
 from simbal.runs.folder import DamagedRecordError, RunFolder
-from simbal.runs.record import error_of, read_progress
+from simbal.runs.record import error_of
 from simbal.sweep.composer import Job
 from simbal.sweep.outcome import Outcome, recorded_outcome
 
@@ -72,10 +72,6 @@ class Attempt:
             return "locked", str(error)
         except UserError as error:
             return "failed", str(error)
-
-    def progress(self) -> dict[str, Any]:
-        """Return the content of progress.json, or an empty dict if the file is missing or invalid."""
-        return read_progress(self.folder.path)
 
 
 def plan(jobs: Sequence[Job], retry_failed: bool) -> list[Attempt]:

@@ -19,7 +19,6 @@ from simbal.sweep.view import View
 from simbal.sweep.worker import make_task
 
 MAX_REFUSALS = 16  # per poll, because each locked folder takes 0.2 s
-GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL
 PAGE_SECONDS = 30.0  # between updates of index.html, which reloads at the same interval
 
 
@@ -129,7 +128,7 @@ class Pool:
             return
         # a second Ctrl-C must not interrupt the shutdown of the jobs
         previous = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
-        stop_processes([job.process for job in self.running], GRACE_SECONDS)
+        stop_processes([job.process for job in self.running])
         for number, handler in previous.items():
             signal.signal(number, handler)
 

@@ -6,7 +6,6 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +18,8 @@ from simbal.runs.folder import CONSOLE_FILE
 from simbal.sweep import worker
 
 CONNECT_SECONDS = 10.0
-GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL on the node
 CANCEL_SECONDS = 15.0  # until a task is cancelled again: Python may drop the exception that Ray raises in a worker
 LOST = (TaskCancelledError, WorkerCrashedError, NodeDiedError)  # the next sweep resumes these runs
-
-
-@dataclass(frozen=True)
-class Request:
-    """The resources of a job. Ray starts the job on a node where they are free."""
-
-    num_cpus: float
-    num_gpus: float
-    max_retries: int  # retries on another node if the node or worker of a job is lost
 
 
 def connect(address: str | None) -> None:
@@ -51,23 +40,23 @@ def connect(address: str | None) -> None:
         raise UserError(f"hydra.launcher.address={address}: no Ray cluster answers ({reason})") from None
 
 
-def count_slots(request: Request) -> int:
-    """Return how many jobs all nodes together can run at once.
+def count_slots(num_cpus: float, num_gpus: float) -> int:
+    """Return how many jobs with these resources all nodes together can run at once.
 
     Raises:
         UserError: a job requests no resources, or more than any node has.
     """
-    resources = {"CPU": request.num_cpus, "GPU": request.num_gpus}
+    resources = {"CPU": num_cpus, "GPU": num_gpus}
     if min(resources.values()) < 0 or not any(resources.values()):
         raise UserError(
-            f"hydra.launcher.num_cpus={request.num_cpus:g} and hydra.launcher.num_gpus={request.num_gpus:g} must be at "
-            "least 0, and one of them greater than 0"
+            f"hydra.launcher.num_cpus={num_cpus:g} and hydra.launcher.num_gpus={num_gpus:g} must be at least 0, and "
+            "one of them greater than 0"
         )
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     slots = sum(min(int(node.get(kind, 0) // n) for kind, n in resources.items() if n) for node in nodes)
     if not slots:
         raise UserError(
-            f"no node of the Ray cluster has {request.num_cpus:g} CPUs and {request.num_gpus:g} GPUs for a job: change "
+            f"no node of the Ray cluster has {num_cpus:g} CPUs and {num_gpus:g} GPUs for a job: change "
             "hydra.launcher.num_cpus, hydra.launcher.num_gpus or trainer.devices"
         )
     return slots
@@ -76,8 +65,9 @@ def count_slots(request: Request) -> int:
 class RayStarter:
     """Start each job as a task of Ray."""
 
-    def __init__(self, request: Request) -> None:
-        on_node = ray.remote(num_cpus=request.num_cpus, num_gpus=request.num_gpus, max_retries=request.max_retries)
+    def __init__(self, num_cpus: float, num_gpus: float, max_retries: int) -> None:
+        """Take the resources of a job, and how often it is retried on another node if its node or worker is lost."""
+        on_node = ray.remote(num_cpus=num_cpus, num_gpus=num_gpus, max_retries=max_retries)
         self.remote = on_node(_work_in_process)
 
     def start(self, task: Task, environment: Mapping[str, str]) -> "RayTask":
@@ -149,7 +139,7 @@ def _work_in_process(task: Task, environment: dict[str, str]) -> int:
             time.sleep(POLL_SECONDS)
     finally:
         previous = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the next cancellation would interrupt this
-        stop_processes([process], GRACE_SECONDS)
+        stop_processes([process])
         signal.signal(signal.SIGINT, previous)
     if os.getppid() != raylet:
         os._exit(1)  # a worker returns a result even without its node, and the run would count as stopped by SIGTERM

@@ -15,8 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from simbal.console import clock, new_grid
-from simbal.runs.folder import RunFolder
+from simbal.runs.record import read_progress
 from simbal.runs.spec import RunSpec, config_hash
+from simbal.sweep.checks import finished_runs
 from simbal.sweep.plan import Attempt, State
 
 # most urgent first: a small terminal shows only the most urgent attempts
@@ -59,7 +60,7 @@ class View:
     def print_interruption(self) -> None:
         """Print the progress of an interrupted sweep after its jobs have ended."""
         counts = Counter(attempt.state for attempt in self.attempts)
-        progress = [attempt.progress() for attempt in self.attempts if attempt.state == "running"]
+        progress = [read_progress(attempt.folder.path) for attempt in self.attempts if attempt.state == "running"]
         steps = ", ".join(f"step {row['step']}" for row in progress if "step" in row)
         stopped = f"{len(progress)} interrupted" + (f" (about {steps})" if steps else "")
         self.console.print(
@@ -83,10 +84,10 @@ def draw(attempts: Sequence[Attempt], slots: int, height: int) -> Table:
     by_urgency = sorted(range(len(attempts)), key=lambda number: urgency[attempts[number].state])
     shown = [attempts[number] for number in sorted(by_urgency[: max(1, height - FRAME_LINES)])]
     running = [attempt for attempt in attempts if attempt.state == "running"]
-    progress = {id(a): a.progress() for a in [*running, *(a for a in shown if a.state == "done")]}
+    progress = {id(a): read_progress(a.folder.path) for a in [*running, *(a for a in shown if a.state == "done")]}
     counts = Counter(attempt.state for attempt in attempts)
-    parts = [f"{counts[state]} {state}" for state in ("running", "queued", "done", "failed")]
-    parts += [f"{counts[state]} {state}" for state in ("locked", "pruned") if counts[state]]
+    states: tuple[State, ...] = ("running", "queued", "done", "failed", "locked", "pruned")
+    parts = [f"{counts[state]} {state}" for state in states if counts[state]]
     left = seconds_left(attempts, progress, slots)
     caption = ", ".join(parts) + (f"; about {clock(left)} left" if left else "")
     grid = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, caption=caption, caption_justify="left")
@@ -122,23 +123,22 @@ def seconds_left(attempts: Sequence[Attempt], progress: dict[int, dict[str, Any]
 def forecast(attempts: Sequence[Attempt], slots: int) -> tuple[Table, str]:
     """Return a table of all runs, and a sentence with the expected time of the missing runs in `slots` slots."""
     lengths = _finished_seconds(attempts)
-    overall = fmean(chain.from_iterable(lengths.values())) if lengths else None
+    of_all_arms = [*chain.from_iterable(lengths.values())]
     grid = new_grid("dry run: nothing is started")
     for heading in ("run", "state", "folder"):
         grid.add_column(heading, overflow="fold")
     grid.add_column("expected", justify="right")
     expected: list[float] = []
-    queued = 0
+    queued = sum(attempt.state == "queued" for attempt in attempts)
     for attempt in attempts:
         cell = ""
         if attempt.state == "queued":
-            queued += 1
             cell = "?"
-            if overall is not None:
-                of_arm = lengths.get(_arm(attempt.job.spec))
-                progress = attempt.progress() if attempt.kind == "resumed" else {}
+            if of_all_arms:
+                of_arm = lengths.get(_arm(attempt.job.spec), of_all_arms)
+                progress = read_progress(attempt.folder.path) if attempt.kind == "resumed" else {}
                 left = 1 - progress.get("step", 0) / progress.get("max_steps", 1)
-                expected.append((fmean(of_arm) if of_arm else overall) * left)
+                expected.append(fmean(of_arm) * left)
                 cell = clock(expected[-1])
         grid.add_row(attempt.label, attempt.kind, attempt.folder.path.name, cell)
     if not queued:
@@ -173,11 +173,8 @@ def _finished_seconds(attempts: Sequence[Attempt]) -> dict[str, list[float]]:
     """Return the running times of all finished runs in the folders of the attempts, by arm."""
     seconds: dict[str, list[float]] = defaultdict(list)
     for folder in {attempt.folder.path.parent for attempt in attempts}:
-        for file in folder.glob("*/record.json"):
-            run = RunFolder(file.parent)
-            record = run.valid_record()
-            if record is not None and record["status"] == "finished" and "seconds" in record:
-                seconds[_arm(run.read_spec())].append(float(record["seconds"]))
+        for run in finished_runs(folder):
+            seconds[_arm(run.spec)].append(run.result["seconds"])
     return seconds
 
 

@@ -36,7 +36,10 @@ def work(task: dict[str, Any]) -> int:
             with exit_codes(), exit_on_user_error():
                 from simbal.training.run import train  # imports torch, which the sweep itself does not need
 
-                train(_read_spec(task))
+                spec = RunFolder(Path(task["folder"])).read_spec()
+                if spec.hash != task["hash"]:
+                    raise UserError(f"{spec.path} belongs to another config: move it away, or choose another name=")
+                train(replace(spec, trusted=True))
         except SystemExit as end:
             if isinstance(end.code, str):
                 print(end.code, file=sys.stderr)
@@ -45,14 +48,6 @@ def work(task: dict[str, Any]) -> int:
             traceback.print_exc()
             return 1
         return 0
-
-
-def _read_spec(task: dict[str, Any]) -> RunSpec:
-    """Return the run in the folder of a task as a trusted run of this user."""
-    spec = RunFolder(Path(task["folder"])).read_spec()
-    if spec.hash != task["hash"]:
-        raise UserError(f"{task['folder']} belongs to another config: move it away, or choose another name=")
-    return replace(spec, trusted=True)
 
 
 def redirect_output(file: Path) -> None:

@@ -1,29 +1,27 @@
-"""The callbacks of a run: metrics.jsonl, progress bar, pruning, and warnings for runs that succeed."""
+"""The callbacks of a run: metrics.jsonl, progress bar and pruning."""
+
+# mypy: disable-error-code="override"
+# Lightning's hooks take any LightningModule; here it is always a LitMoE
 
 import json
-import logging
 import math
 import os
 import time
-from collections.abc import Iterator, Sequence
 from pathlib import Path
-from statistics import harmonic_mean, median
+from statistics import harmonic_mean
 from typing import Any, NamedTuple, cast
 
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from torch import Tensor
-from torch.distributed.tensor import DTensor
 
-from simbal.config.schema import OptimConfig, TrainerConfig
+from simbal.config.schema import TrainerConfig
 from simbal.data.loader import TokenData
-from simbal.distributed import is_rank_zero, max_over_ranks, on_rank_zero, sum_over_ranks, world_size
+from simbal.distributed import is_rank_zero, max_over_ranks, on_rank_zero, sum_over_ranks
 from simbal.metrics.definitions import SETTLING, SIMILARITY
 from simbal.metrics.routing import max_vio
 from simbal.model.expert_similarity import record_similarity
-from simbal.model.transformer import Transformer
 from simbal.runs import curves
 from simbal.runs.atomic import write_json, write_text
 from simbal.runs.folder import CURVES_FILE, PRUNE_FILE
@@ -34,12 +32,7 @@ from simbal.training.module import LitMoE, StepResult
 from simbal.training.signals import PrunedError
 from simbal.training.trackers import Tracker
 from simbal.training.validation import ValidationSchedule
-
-log = logging.getLogger("simbal")
-STEPS_AFTER_WARMUP = 100  # steps after warm-up until bf16 weights are compared
-MOVED_FRACTION = 0.01  # warn if a smaller fraction of a weight's entries has changed
-MAX_ENTRIES = 4096  # compared entries per weight, to keep the copy small
-MIN_CLIP_FACTOR = 0.01  # below, AdamW's `eps` matters: see results/bench_grid
+from simbal.training.warnings import DeviceChanges, RoundingWarning
 
 
 class MetricsLogger(Callback):
@@ -60,8 +53,7 @@ class MetricsLogger(Callback):
         """
         self.folder, self.file, self.config, self.tracker = folder, folder / CURVES_FILE, config, tracker
         self.tokens_per_step = tokens_per_step
-        self.seconds, self.steps = 0.0, 0  # training time and steps in this process
-        self._logged_seconds, self._logged_steps = 0.0, 0  # up to the last row
+        self.seconds, self.steps = 0.0, 0  # training time and steps since the last row
         self._status: dict[str, str] = {}
 
     @property
@@ -104,48 +96,43 @@ class MetricsLogger(Callback):
             size = state["bytes"] if state else 0
             write_text(self.file, self.file.read_bytes()[:size].decode("utf-8"))
 
-    def setup(self, trainer: L.Trainer, module: L.LightningModule, stage: str) -> None:
+    def setup(self, trainer: L.Trainer, module: LitMoE, stage: str) -> None:
         """Ask the module for the gradient of the auxiliary losses in logged steps."""
-        assert isinstance(module, LitMoE)
         module.measures_aux_gradient = self.is_logged
 
-    def on_train_batch_start(self, trainer: L.Trainer, module: L.LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(self, trainer: L.Trainer, module: LitMoE, batch: Any, batch_idx: int) -> None:
         """Start timing the micro-batch; before the first step, measure PES."""
-        assert isinstance(module, LitMoE)
         if trainer.global_step == 0 and batch_idx == 0 and self._measures_pes(module):
             self._write(self._place(0) | measure_pes(trainer, module, self.config.pes_tokens))
         self._started = time.perf_counter()
 
-    def on_train_batch_end(self, trainer: L.Trainer, module: L.LightningModule, *_: Any) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, module: LitMoE, *_: Any) -> None:
         """Write a row after an optimizer step that is logged or has a measurement of PES."""
-        assert isinstance(module, LitMoE)
         result, row, pes = module.step_result, {}, {}
         if result and self.is_logged(result.number):
-            row = self._place(result.number) | training_metrics(result)
+            row = training_metrics(result)
             row["lr"] = trainer.optimizers[0].param_groups[0]["lr"]
         self.seconds += time.perf_counter() - self._started
         if result is None:
             return
         self.steps += 1
         if row:
-            steps, seconds = self.steps - self._logged_steps, self.seconds - self._logged_seconds
-            self._logged_steps, self._logged_seconds = self.steps, self.seconds
-            row["tokens_per_second"] = steps * self.tokens_per_step / seconds
+            row["tokens_per_second"] = self.steps * self.tokens_per_step / self.seconds
+            self.seconds, self.steps = 0.0, 0
         if self._measures_pes(module) and result.number % self.config.pes_every == 0:
             pes = measure_pes(trainer, module, self.config.pes_tokens)
         if row or pes:
             self._write(self._place(result.number) | row | pes)
         if row:
-            self._write_progress(row)
+            self._write_progress(result.number, row)
 
-    def on_validation_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+    def on_validation_end(self, trainer: L.Trainer, module: LitMoE) -> None:
         """Write a row for a validation during training."""
         if trainer.state.fn == "fit":
             self.log_validation(module, trainer.global_step)
 
-    def log_validation(self, module: L.LightningModule, step: int) -> None:
+    def log_validation(self, module: LitMoE, step: int) -> None:
         """Write a row for the module's latest validation, which followed `step`."""
-        assert isinstance(module, LitMoE)
         assert module.validation is not None
         metrics = {key: value for key, value in module.validation.metrics.items() if value is not None}
         self._write(self._place(step) | metrics | {"layers": module.validation.layers})
@@ -183,15 +170,16 @@ class MetricsLogger(Callback):
             file.write(json.dumps(row, allow_nan=False) + "\n")
         self.tracker.add_row(row)
 
-    def _write_progress(self, row: dict[str, Any]) -> None:
-        self._status["train"] = f"loss {row.get('train/ce', math.nan):.3f}  {row['tokens_per_second']:,.0f} tokens/s"
+    def _write_progress(self, step: int, row: dict[str, Any]) -> None:
+        speed, max_steps = row["tokens_per_second"], self.config.max_steps
+        self._status["train"] = f"loss {row.get('train/ce', math.nan):.3f}  {speed:,.0f} tokens/s"
         progress = {
             "phase": "training",
-            "step": row["step"],
-            "max_steps": self.config.max_steps,
+            "step": step,
+            "max_steps": max_steps,
             "loss": row.get("train/ce"),
-            "tokens_per_second": row["tokens_per_second"],
-            "seconds_left": (self.config.max_steps - row["step"]) * self.seconds / self.steps,
+            "tokens_per_second": speed,
+            "seconds_left": (max_steps - step) * self.tokens_per_step / speed,
         }
         if is_rank_zero():
             write_json(self.folder / PROGRESS_FILE, progress)
@@ -273,7 +261,7 @@ class TrialPruning(Callback):
     def __init__(self, folder: Path) -> None:
         self.file = folder / PRUNE_FILE
 
-    def on_fit_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+    def on_fit_start(self, trainer: L.Trainer, module: LitMoE) -> None:
         """Remove a stale prune.json."""
         if is_rank_zero():
             self.file.unlink(missing_ok=True)
@@ -285,130 +273,8 @@ class TrialPruning(Callback):
             PrunedError: with the reason in the file.
         """
         if max_over_ranks(is_rank_zero() and self.file.exists()):
-            reason = on_rank_zero(self._take_reason)
+            reason = on_rank_zero(lambda: json.loads(self.file.read_bytes())["reason"])
             raise PrunedError(f"{reason}; stopped at step {trainer.global_step}")
-
-    def _take_reason(self) -> str:
-        reason = str(json.loads(self.file.read_bytes())["reason"])
-        self.file.unlink()
-        return reason
-
-
-class DeviceChanges(Callback):
-    """Lets a run resume with a different number of devices or precision, and warns that rounding has changed."""
-
-    def __init__(self) -> None:
-        self.history: dict[str, dict[int, Any]] = {"devices": {}, "precision": {}}  # values by first step
-
-    @property
-    def warnings(self) -> list[str]:
-        """A warning for the devices and for the precision, if they changed."""
-        warnings = []
-        for what, values in self.history.items():
-            spans = ", ".join(f"{value} from step {step}" for step, value in values.items())
-            if len(values) > 1:
-                warnings.append(f"{what} changed, which affects rounding: {spans}")
-        return warnings
-
-    def on_train_start(self, trainer: L.Trainer, *_: Any) -> None:
-        """Record the number of devices and the precision if they changed."""
-        for what, value in (("devices", world_size()), ("precision", str(trainer.precision))):
-            values = self.history[what]
-            if not values or [*values.values()][-1] != value:
-                values[trainer.global_step] = value
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state for the checkpoint."""
-        return self.history
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the state."""
-        self.history = {what: {**values} for what, values in state_dict.items()}
-
-    def on_load_checkpoint(self, trainer: L.Trainer, module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Rescale the number of finished micro-batches to the current number of devices.
-
-        Lightning uses it to find the last micro-batch of a step.
-        """
-        progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
-        for counts in (progress["total"], progress["current"]):
-            difference = checkpoint["global_step"] * trainer.accumulate_grad_batches - counts["ready"]
-            counts |= {name: count + difference for name, count in counts.items()}
-
-
-class RoundingWarning(Callback):
-    """Warns once about bf16 weights that do not change because their updates round to zero.
-
-    bf16 has 8 significant bits: a norm gain of 1 can only change by at least 1/256, while AdamW's updates are about the
-    learning rate. Weights are compared `STEPS_AFTER_WARMUP` steps after warm-up, or after the last step.
-    Reference: Micikevicius et al. 2018 (arXiv 1710.03740), section 3.1.
-    """
-
-    def __init__(self, warmup_steps: int, max_steps: int, lr: float) -> None:
-        self.step, self.lr = min(warmup_steps + STEPS_AFTER_WARMUP, max_steps), lr
-        self.warnings: list[str] = []
-        self._start: dict[str, Tensor] = {}
-        self._first_step = 0
-
-    def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        """Copy the entries to compare with."""
-        assert isinstance(module, LitMoE)
-        self._first_step = trainer.global_step
-        self._start = {name: entries.clone() for name, entries in bf16_entries(module.model).items()}
-
-    def on_train_batch_end(self, trainer: L.Trainer, module: L.LightningModule, *_: object) -> None:
-        """Compare the weights once; a run that resumed after `step` compares them at its last step."""
-        assert isinstance(module, LitMoE)
-        due = self.step if self._first_step < self.step else trainer.max_steps
-        if not self._start or trainer.global_step < due:
-            return
-        unchanged = []
-        for name, entries in bf16_entries(module.model).items():
-            counts = torch.tensor([int((entries != self._start[name]).sum()), entries.numel()])
-            changed, total = sum_over_ranks(counts).tolist()
-            if changed < MOVED_FRACTION * total:
-                unchanged.append(name)
-        if unchanged:
-            examples = ", ".join(unchanged[:3]) + (", ..." if len(unchanged) > 3 else "")
-            self.warnings = [
-                f"{len(unchanged)} of {len(self._start)} weights did not change in {due - self._first_step} steps "
-                f"({examples}): updates of optim.lr={self.lr:g} round to zero in bf16; use trainer.precision=bf16-mixed"
-            ]
-            if is_rank_zero():
-                log.warning("%s", self.warnings[0])
-        self._start = {}
-
-
-@torch.no_grad()
-def bf16_entries(model: Transformer) -> dict[str, Tensor]:
-    """Return evenly spaced entries of every trained bf16 weight by name, of this rank's shard.
-
-    An untied embedding is left out: rows of tokens that do not occur never change.
-    """
-    excluded = None if model.shape.tie_embeddings else model.embedding.weight
-    entries_by_name = {}
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad and parameter.dtype == torch.bfloat16 and parameter is not excluded:
-            entries = (parameter.to_local() if isinstance(parameter, DTensor) else parameter).detach().flatten()
-            entries_by_name[name] = entries[:: max(1, len(entries) // MAX_ENTRIES)]
-    return entries_by_name
-
-
-def warn_overclipping(clip_factors: Sequence[float], optim: OptimConfig) -> Iterator[str]:
-    """Yield a warning if clipping made gradients so small that AdamW's `eps` matters.
-
-    An auxiliary loss with a large gradient causes this, and changes the updates of unrelated weights.
-
-    Args:
-        clip_factors: the factors by which clipping scaled the gradients of the logged steps.
-        optim: the settings of the optimizer.
-    """
-    if clip_factors and median(clip_factors) < MIN_CLIP_FACTOR:
-        yield (
-            f"optim.grad_clip={optim.grad_clip:g} divided the gradients by {1 / median(clip_factors):,.0f} (median), "
-            f"probably because an auxiliary loss has a large gradient; optim.eps={optim.eps:g} is no longer small "
-            "compared with the other gradients: set optim.grad_clip=0"
-        )
 
 
 class RunCallbacks(NamedTuple):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from simbal.distributed import full_tensor, is_rank_zero, rank, world_size
-from simbal.errors import BusyError, UserError
+from simbal.errors import UserError
 from simbal.metrics.routing import max_vio
 from simbal.model.moe import MoELayer
 from simbal.model.transformer import Transformer
@@ -52,30 +52,29 @@ def record_failures(folder: RunFolder, run: dict[str, Any]) -> Iterator[None]:
     Raises:
         UserError: the run diverged, memory or the disk is full, or another rank failed.
         StoppedError: a signal was received; there is no record, because the run can resume.
-        BusyError: another process has taken over the run.
         Exception: any other error, which is recorded too.
     """
+
+    def write(status: str, error: str, **more: Any) -> None:
+        if is_rank_zero():
+            folder.write_record(run | {"status": status, "error": error, **more, "ended": now()})
+
     try:
         with explain_write_errors(folder.path), out_of_memory_as_user_error():
             yield
     except PrunedError as pruned:
         log.info("%s", pruned)
+        write("pruned", str(pruned))
         if is_rank_zero():
-            folder.write_record(run | {"status": "pruned", "error": str(pruned), "ended": now()})
             print(pruned)
     except StoppedError as stopped:
         log.info("%s", stopped.sentence)
         if is_rank_zero():
             print(stopped.sentence)
         raise
-    except BusyError as busy:
-        log.error("%s", busy)
-        raise
     except DivergedError as error:
         log.error("%s", error)
-        if is_rank_zero():
-            diverged = {"status": "diverged", "error": str(error), "step": error.step, "layers": error.layers}
-            folder.write_record(run | diverged | {"ended": now()})
+        write("diverged", str(error), step=error.step, layers=error.layers)
         raise UserError(str(error)) from None
     except Exception as error:
         log.exception("the run failed")
@@ -85,9 +84,9 @@ def record_failures(folder: RunFolder, run: dict[str, Any]) -> Iterator[None]:
             raise
         lost_rank = world_size() > 1 and LOST_RANK.search(message) is not None
         if lost_rank:
-            message = _wait_for_rank_error(folder) or "a rank was killed, or lost its connection"
+            message = _read_rank_error(folder, WAIT_SECONDS) or "a rank was killed, or lost its connection"
         with suppress(UserError):  # on a full disk, report the original error
-            folder.write_record(run | {"status": "failed", "error": message, "ended": now()})
+            write("failed", message)
         if lost_rank:
             raise UserError(message) from error
         raise
@@ -104,18 +103,12 @@ def record_killed_worker(folder: RunFolder, run: dict[str, Any], signal_name: st
     return error
 
 
-def _wait_for_rank_error(folder: RunFolder) -> str:
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not (error := _read_rank_error(folder)) and time.monotonic() < deadline:
+def _read_rank_error(folder: RunFolder, wait_seconds: float = 0.0) -> str:
+    """Return the error of the rank that failed first, or an empty string if it does not appear in time."""
+    file, deadline = folder.path / RANK_ERROR, time.monotonic() + wait_seconds
+    while not (error := file.read_text() if file.exists() else "") and time.monotonic() < deadline:
         time.sleep(0.1)
     return error
-
-
-def _read_rank_error(folder: RunFolder) -> str:
-    try:
-        return (folder.path / RANK_ERROR).read_text()
-    except OSError:
-        return ""
 
 
 @contextmanager

@@ -4,7 +4,6 @@ User errors are raised before the run folder is created.
 """
 
 import logging
-import threading
 import time
 import warnings
 from collections.abc import Iterator
@@ -25,10 +24,11 @@ from simbal.runs.folder import DOCUMENTS_FILE, RunFolder
 from simbal.runs.record import digest, now
 from simbal.runs.spec import RunSpec
 from simbal.training import build, checkpoint, record, strategies
-from simbal.training.callbacks import RunCallbacks, build_callbacks, warn_overclipping
+from simbal.training.callbacks import RunCallbacks, build_callbacks
 from simbal.training.failures import record_failures
 from simbal.training.module import LitMoE
 from simbal.training.validation import is_validated
+from simbal.training.warnings import warn_overclipping
 from simbal.training.worker import run_on_ranks
 
 log = logging.getLogger("simbal")
@@ -58,8 +58,8 @@ def train(spec: RunSpec) -> None:
     is_rank = strategies.is_external_rank(trainer.devices)
     store = prepare(spec.config.data, progress=trainer.progress_bar)
     if folder.is_finished(spec):
-        record = folder.read_record() or {}
-        folder.require_same_data(record["data"]["tokens"], store.fingerprints["tokens"])
+        finished = folder.read_record() or {}
+        folder.require_same_data(finished["data"]["tokens"], store.fingerprints["tokens"])
         print(f"finished before: {folder.path}")
     elif trainer.devices == 1 or is_rank:
         train_rank(spec, store)
@@ -97,7 +97,9 @@ def train_rank(spec: RunSpec, store: Store) -> None:
                 folder.write_record(run | measured | end)
         if measured and is_rank_zero():
             checkpoint.remove_periodic(folder.path / "checkpoints")
-            print_result(folder.path, measured)
+            for warning in measured["warnings"]:
+                print(f"warning: {warning}")
+            print(f"val/ppl {measured['metrics']['val/ppl']:.3f}  {folder.path}")
 
 
 def acquire_folder(folder: RunFolder, spec: RunSpec, stack: ExitStack) -> bool:
@@ -118,13 +120,6 @@ def acquire_folder(folder: RunFolder, spec: RunSpec, stack: ExitStack) -> bool:
         for written in (folder.path, folder.path / "checkpoints"):
             remove_partial_files(written)
     return True
-
-
-def print_result(folder: Path, measured: dict[str, Any]) -> None:
-    """Print the warnings and the result of a finished run."""
-    for warning in measured["warnings"]:
-        print(f"warning: {warning}")
-    print(f"val/ppl {measured['metrics']['val/ppl']:.3f}  {folder}")
 
 
 def build_trainer(spec: RunSpec, callbacks: RunCallbacks, accelerator: str, precision: str) -> L.Trainer:
@@ -221,25 +216,16 @@ def write_documents(folder: Path, module: LitMoE) -> dict[str, Any] | None:
 
 @contextmanager
 def log_to(file: Path) -> Iterator[None]:
-    """Append this package's log messages, and errors that end threads, to `file` within the block.
-
-    For example, TensorBoard's writer thread ends on a full disk, and Python would print the traceback on the terminal.
-    """
-
-    def log_thread_error(error: threading.ExceptHookArgs) -> None:
-        log.error("a thread has ended", exc_info=error.exc_value)
-
+    """Append the log messages of this package to `file` within the block."""
     handler = logging.FileHandler(file)
     handler.handleError = lambda record: None  # type: ignore[method-assign]  # a full disk loses lines, not the run
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     log.disabled = False  # Hydra disables all existing loggers when it starts a job
-    previous, threading.excepthook = threading.excepthook, log_thread_error
     try:
         yield
     finally:
-        threading.excepthook = previous
         log.removeHandler(handler)
         with suppress(OSError):
             handler.close()

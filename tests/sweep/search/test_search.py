@@ -1,19 +1,13 @@
 """Searches: the number of trials, their points, and the effects of failures, stops and pruners."""
 
 import csv
-import json
-import random
 import signal
-import time
 
 import optuna
 import pytest
 from optuna.trial import TrialState
 
 from simbal.errors import BUSY, UserError
-from simbal.runs.folder import RunFolder
-from simbal.sweep.composer import Job
-from simbal.sweep.search.search import ActiveTrial
 from tests.composing import refusal
 from tests.sweep.search.in_process import COEF, SPACE, SearchHere
 
@@ -117,16 +111,18 @@ def test_a_study_with_other_settings_is_refused(search, lines, settings, named):
     assert len(search.launcher.launched) == 1
 
 
-@pytest.mark.parametrize("storage", ["foo", "", "x.y://a", "postgresql://ada:p@s:word@host/db"])
-def test_an_invalid_storage_is_refused(search, storage):
-    with pytest.raises(UserError, match=r"^hydra.sweeper.storage must be memory, journal:FILE, sqlite:///FILE or"):
-        search.run(storage=storage or " ")
-
-
-@pytest.mark.parametrize("storage", ["sqlite:///broken", "journal:broken"])
-def test_a_corrupt_storage_is_refused(search, storage):
+@pytest.mark.parametrize(
+    ("storage", "message"),
+    [
+        ("foo", "hydra.sweeper.storage must be memory, journal:FILE, sqlite:///FILE or"),
+        ("postgresql://ada:p@s:word@host/db", "hydra.sweeper.storage must be memory"),
+        ("sqlite:///broken", "cannot use hydra.sweeper.storage: "),
+        ("journal:broken", "cannot use hydra.sweeper.storage: "),
+    ],
+)
+def test_an_invalid_or_corrupt_storage_is_refused(search, storage, message):
     (search.folder / "broken").write_text("this is no study\n" * 100)
-    with pytest.raises(UserError, match="cannot use hydra.sweeper.storage: "):
+    with pytest.raises(UserError, match=message):
         search.run(storage=storage)
 
 
@@ -174,24 +170,6 @@ def test_a_grid_sweeper_refuses_the_keys_of_a_search():
     assert "n_trials" in error
 
 
-def test_a_trial_reports_every_finite_value_of_its_curve_once(small_spec):
-    def row(**values):
-        return json.dumps({"tokens": 1} | values) + "\n"
-
-    spec = small_spec()
-    RunFolder(spec.path).write_spec(spec)
-    active = ActiveTrial(optuna.create_study().ask(), [Job([], spec)])
-    active.report_curve("a")
-    curve = spec.path / "metrics.jsonl"
-    first = row(step=0, a=1.0) + row(step=5, a=2.0, b=1) + row(step=10, b=3.0) + row(step=15, a=float("inf"))
-    curve.write_text(first + '{"step": 20')  # an incomplete line
-    active.report_curve("a")
-    curve.write_text(first + row(step=20, a=3))
-    active.report_curve("a")
-    active.report_curve("a")
-    assert active.trial.study.trials[0].intermediate_values == {5: 2.0, 20: 3.0}
-
-
 def test_a_bad_curve_is_pruned_with_all_its_seeds(app):
     app.behave(slow_above=0, endless=True)  # a bad run ends only when it is pruned
     total = ("hydra.sweeper.n_trials=2", "hydra.sweeper.n_jobs=1", "seed=0-1")
@@ -228,24 +206,3 @@ def test_a_stopped_search_resumes_and_only_one_search_uses_a_folder(app):
     app.behave()
     assert "1 of 3 trials done, 2 to run" in app.run(*how).stdout
     assert len(app.study().get_trials(states=(COMPLETE,))) == 3
-
-
-@pytest.mark.slow
-def test_a_search_killed_at_random_moments_has_the_same_trials(app, tmp_path_factory, monkeypatch):
-    how = (*OPTUNA, *SPACE, "hydra.sweeper.n_trials=4", "hydra.sweeper.n_jobs=1", "hydra.sweeper.sampler=random")
-    choice = random.Random(0)
-    for _ in range(3):
-        process, before = app.start(*how), len(app.started)
-        app.wait_until(lambda: process.poll() is not None or len(app.started) > before)  # noqa: B023
-        time.sleep(choice.random())
-        process.kill()
-        process.communicate()
-        app.wait_until(lambda: not any(app.alive(job["pid"]) for job in app.jobs))
-    assert app.run(*how).returncode == 0
-    monkeypatch.chdir(tmp_path_factory.mktemp("whole"))
-    whole = SearchHere(tmp_path_factory.getbasetemp() / "whole0")
-    whole.run(n_trials=4)
-    done = app.study().get_trials(states=(COMPLETE,))
-    assert len(done) == 4
-    assert coefs(done) == coefs(whole.trials(COMPLETE))
-    assert TrialState.RUNNING not in {trial.state for trial in app.study().trials}

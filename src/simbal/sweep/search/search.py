@@ -24,7 +24,6 @@ from hydra.plugins.launcher import Launcher
 from optuna.exceptions import StorageInternalError
 from optuna.storages import BaseStorage, InMemoryStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
-from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 from rich.console import Console
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
@@ -50,10 +49,6 @@ POLL_SECONDS = 0.5
 RUNS, REPLICATES = "runs", "replicates"  # its run folders, and the objectives of each run
 ERROR = "error"  # why it failed or was pruned
 RETRY_OF = "retry_of"  # the number of the interrupted or failed trial that it repeats
-STATES = {
-    TrialState.COMPLETE: "complete", TrialState.PRUNED: "pruned", TrialState.WAITING: "queued",
-    TrialState.RUNNING: "running",
-}  # fmt: skip
 SEARCHED = "searched"  # user attribute of a study: its search space and fixed settings
 FIXED = "fixed_params"  # Optuna's system attribute: the parameters of a queued trial
 Compose = Callable[[list[str]], Job]
@@ -95,17 +90,16 @@ def run_searches(
         if any(search.num_missing() for search in searches):
             prepare_launch(jobs, launcher)
         write_sweep_json(folder)
-        studies = [(search.study, search.space) for search in searches]
         try:
             for search in searches:
                 missing = f", {search.num_missing()} to run" if search.num_missing() else ""
                 done = f"{search.num_done()} of {settings.n_trials} trials done{missing}"
                 out.print(f"study {search.name}: {done}", soft_wrap=True)
-                search.run(lambda: write_trials(studies, settings, folder), out)
+                search.run(lambda: write_trials(searches, folder), out)
         finally:
-            write_trials(studies, settings, folder)
-            for study, space in studies:
-                print_trials(study, space, settings, out)
+            write_trials(searches, folder)
+            for search in searches:
+                print_trials(search, out)
             out.print(f"written: {folder / 'trials.csv'}", soft_wrap=True)
     if any(folder.glob("*/config.yaml")):
         report(folder, baseline=config.baseline, columns=config.columns)
@@ -152,15 +146,18 @@ class Search:
         self.probe_jobs = [compose(lines) for point in space.probes() for lines in space.jobs(point)]
         self.name = "/".join(filter(None, [settings.study_name or self.probe_jobs[0].spec.config.name, arm]))
         self.num_ended = self.num_failed = 0  # trials of this command
+        self.last_error = ""
 
     def open(self, storage: BaseStorage) -> None:
         """Load or create the study and queue interrupted trials; `UserError` if its settings differ."""
-        directions = [StudyDirection[direction.upper()] for direction in self.settings.directions]
         config = self.probe_jobs[0].spec.config
         self.study = optuna.create_study(
-            storage=storage, study_name=self.name, directions=directions, load_if_exists=True,
+            storage=storage,
+            study_name=self.name,
+            directions=self.settings.directions,  # type: ignore[arg-type]  # `SearchSettings.check` checks them
+            load_if_exists=True,
             pruner=make_pruner(self.settings, config),
-        )  # fmt: skip
+        )
         now = {
             "directions": ",".join(self.settings.directions),
             "objectives": ",".join(self.settings.objectives),
@@ -253,18 +250,17 @@ class Search:
 
     def _fail(self, trial: optuna.Trial, error: str) -> None:
         self.num_failed += 1
+        self.last_error = error
         trial.set_user_attr(ERROR, error)
         self.study.tell(trial, state=TrialState.FAIL)
 
     def _check_failure_rate(self) -> None:
         rate, total = self.settings.max_failure_rate, self.settings.n_trials
-        if self.num_failed <= rate * total:
-            return
-        last = next(trial for trial in reversed(self._trials(TrialState.FAIL)) if ERROR in trial.user_attrs)
-        raise UserError(
-            f"{self.num_failed} of {self.num_ended} trials of the study {self.name} failed, more than "
-            f"hydra.sweeper.max_failure_rate={rate:g} of {total} allows; the last error: {last.user_attrs[ERROR]}"
-        )
+        if self.num_failed > rate * total:
+            raise UserError(
+                f"{self.num_failed} of {self.num_ended} trials of the study {self.name} failed, more than "
+                f"hydra.sweeper.max_failure_rate={rate:g} of {total} allows; the last error: {self.last_error}"
+            )
 
     def _trials(self, *states: TrialState) -> list[FrozenTrial]:
         return self.study.get_trials(deepcopy=False, states=states or None)
@@ -365,15 +361,15 @@ def _params(trial: FrozenTrial) -> dict[str, Any]:
     return {**trial.system_attrs.get(FIXED, {}), **trial.params}
 
 
-def print_trials(study: optuna.Study, space: SearchSpace, settings: SearchSettings, out: Console) -> None:
+def print_trials(search: Search, out: Console) -> None:
     """Print a table of all trials of a study, and the best one."""
-    objectives, keys = settings.objectives, [*space.distributions]
-    out.print(f"study {study.study_name}", style="bold", soft_wrap=True)
+    study, objectives, keys = search.study, search.settings.objectives, [*search.space.distributions]
+    out.print(f"study {search.name}", style="bold", soft_wrap=True)
     grid = new_grid("")
     for heading in ("trial", "state", *objectives, *short_columns(keys), "runs", "error"):
         grid.add_column(heading, overflow="fold")
     for trial in study.trials:
-        row = _row(study, trial, objectives)
+        row = _row(search, trial)
         cells = (row.get(key, "") for key in ("trial", "state", *objectives, *keys, "replicates", "error"))
         grid.add_row(*(f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in cells))
     out.print(grid)
@@ -394,15 +390,15 @@ def print_trials(study: optuna.Study, space: SearchSpace, settings: SearchSettin
             )
 
 
-def write_trials(studies: Sequence[tuple[optuna.Study, SearchSpace]], settings: SearchSettings, folder: Path) -> None:
+def write_trials(searches: Sequence[Search], folder: Path) -> None:
     """Write trials.csv: one line per trial, with numbers in full precision and the folders of its runs."""
-    keys = dict.fromkeys(key for _, space in studies for key in space.distributions)
-    columns = ["study", "trial", "state", *settings.objectives, *keys, "replicates", "error", "runs"]
+    keys = dict.fromkeys(key for search in searches for key in search.space.distributions)
+    columns = ["study", "trial", "state", *searches[0].settings.objectives, *keys, "replicates", "error", "runs"]
     text = StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
-    for study, _ in studies:
-        writer.writerows(_row(study, trial, settings.objectives) for trial in study.trials)
+    for search in searches:
+        writer.writerows(_row(search, trial) for trial in search.study.trials)
     write_text(folder / "trials.csv", text.getvalue())
 
 
@@ -411,14 +407,15 @@ def _format_params(params: dict[str, Any]) -> str:
     return " ".join(f"{key}={value}" for key, value in params.items())
 
 
-def _row(study: optuna.Study, trial: FrozenTrial, objectives: Sequence[str]) -> dict[str, Any]:
-    attrs = trial.user_attrs
+def _row(search: Search, trial: FrozenTrial) -> dict[str, Any]:
+    attrs, state = trial.user_attrs, trial.state.name.lower()
+    if trial.state == TrialState.FAIL:
+        state = "failed" if ERROR in attrs else "interrupted"
     # Optuna sets the value of a pruned trial to its last report
     values = trial.values if trial.state == TrialState.COMPLETE else ()
     return {
-        "study": study.study_name, "trial": trial.number,
-        "state": STATES.get(trial.state, "failed" if ERROR in attrs else "interrupted"),
-        **dict(zip(objectives, values, strict=False)), **trial.params,
+        "study": search.name, "trial": trial.number, "state": state,
+        **dict(zip(search.settings.objectives, values, strict=False)), **trial.params,
         "replicates": len(attrs.get(REPLICATES, ())), "error": attrs.get(ERROR, ""),
         "runs": " ".join(attrs.get(RUNS, ())),
     }  # fmt: skip
