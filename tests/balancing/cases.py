@@ -44,7 +44,8 @@ def cases_of(name: str, keys: dict) -> list[Case]:
     """The strategy under every gating that it supports, and its variants under one gating each, in turn."""
     cases = conformance.cases_of(name, keys)
     for number, changes in enumerate(VARIANTS.get(name, [])):
-        gatings = conformance.cases_of(name, keys, changes)
+        label = ",".join([name, *(f"{key}={value}" for key, value in changes.items())])
+        gatings = conformance.cases_of(label, keys | changes)
         cases.append(gatings[number % len(gatings)])
     return cases
 

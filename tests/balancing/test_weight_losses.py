@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from simbal.balancing.weight_losses import ErnieOrthogonalLoss, ExpertOverlap, OffDiagonalCosine, RowNorm, SimBal
-from simbal.conformance import LR, module_of, tiny_model, train
+from simbal.conformance import LR, Case, tiny_model, tiny_module, train
 from simbal.model.router import ExpertWeights, Router, Routing
 from tests.balancing.example import WEIGHT_ED, example, finished
 
@@ -50,7 +50,8 @@ def test_losses_of_a_weight_and_of_a_routing_have_their_values_on_the_example(ma
 
 @pytest.mark.parametrize(("scale_by_lr", "rate"), [(True, LR), (False, 1.0)])
 def test_the_decoupled_step_is_a_gradient_step_after_the_optimizers(scale_by_lr, rate):
-    without, within = module_of(SimBal(0.0)), module_of(ErnieOrthogonalLoss(1.0, True, scale_by_lr))
+    makes = (lambda: SimBal(0.0), lambda: ErnieOrthogonalLoss(1.0, True, scale_by_lr))
+    without, within = (tiny_module(Case("it", make)) for make in makes)
     for module in (without, within):
         train(module, range(1))
     for plain, stepped in zip(without.model.routers, within.model.routers, strict=True):

@@ -103,11 +103,20 @@ def _chunk_loss_by_torch(
     x_CD: Tensor, weight_VD: Tensor, V: int, targets_C: Tensor, z_coef: float, N: int, with_gradient: bool
 ) -> ChunkLoss:
     """Return the negative log-likelihoods, log-normalizers and the logits' gradient in the logits' dtype, (C, V)."""
-    logits_CV = mm(x_CD, weight_VD.T)
-    exp_CV, total_C1, nll_C, lse_C = _softmax(logits_CV, targets_C)
+    product_CV = mm(x_CD, weight_VD.T)
+    logits_CV = product_CV.float()
+    target_logits_C = logits_CV.gather(1, targets_C[:, None])[:, 0]
+    max_C1 = logits_CV.amax(1, keepdim=True)
+    exp_CV = logits_CV.sub_(max_C1).exp_()
+    total_C1 = exp_CV.sum(1, keepdim=True)
+    lse_C = (max_C1 + total_C1.log())[:, 0]
+    nll_C = lse_C - target_logits_C
     if not with_gradient:
         return nll_C, lse_C, None
-    return nll_C, lse_C, _dlogits(exp_CV, total_C1, lse_C, targets_C, z_coef, N).to(logits_CV.dtype)
+    # ((1 + 2 z_coef lse) p - onehot(target)) / N with p = exp / total
+    exp_CV *= (1 / N * (1 + 2 * z_coef * lse_C))[:, None] / total_C1
+    dlogits_CV = exp_CV.scatter_add_(1, targets_C[:, None], exp_CV.new_full((len(exp_CV), 1), -1 / N))
+    return nll_C, lse_C, dlogits_CV.to(product_CV.dtype)
 
 
 CHUNK_LOSS = {"cpu": _chunk_loss_by_torch, "cuda": _chunk_loss_by_kernel}
@@ -124,23 +133,3 @@ def _add_within_product(sum_PD: Tensor, a_PC: Tensor, b_CD: Tensor) -> None:
 
 
 ADD_PRODUCT = {"cpu": _add_rounded, "cuda": _add_within_product}
-
-
-def _softmax(logits_CV: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the exponentials, their sums, the negative log-likelihoods and the log-normalizers of one chunk."""
-    logits_CV = logits_CV.float()
-    target_logits_C = logits_CV.gather(1, targets_C[:, None])[:, 0]
-    max_C1 = logits_CV.amax(1, keepdim=True)
-    exp_CV = logits_CV.sub_(max_C1).exp_()
-    total_C1 = exp_CV.sum(1, keepdim=True)
-    lse_C = (max_C1 + total_C1.log())[:, 0]
-    return exp_CV, total_C1, lse_C - target_logits_C, lse_C
-
-
-def _dlogits(exp_CV: Tensor, total_C1: Tensor, lse_C: Tensor, targets_C: Tensor, z_coef: float, N: int) -> Tensor:
-    """Return the gradient of the loss with respect to one chunk's logits, (C, V); overwrites `exp_CV`.
-
-    The gradient is ((1 + 2 z_coef lse) p - onehot(target)) / N with p = exp / total.
-    """
-    exp_CV *= (1 / N * (1 + 2 * z_coef * lse_C))[:, None] / total_C1
-    return exp_CV.scatter_add_(1, targets_C[:, None], exp_CV.new_full((len(exp_CV), 1), -1 / N))
