@@ -29,16 +29,9 @@ def configured(name: str, **changes):
     ("name", "changes", "steps", "expected"),
     [
         ("lf", {}, [[10, 6, 4, 4]], [[-1e-3, 0, 1e-3, 1e-3]]),
-        ("lf_groups", {}, [FIRST], [[-1e-3, -1e-3, 1e-3, 1e-3]]),
         ("lf_torchtitan", {}, [[5, 1, 1, 1]], [[-1.5e-3, 0.5e-3, 0.5e-3, 0.5e-3]]),
         ("bias_controller", {}, [FIRST, SECOND], [[-0.01, -0.005, 0.005, 0.01], [-0.015, -0.005, 0.005, 0.015]]),
         ("bias_controller", {"momentum": 0.5}, [FIRST], [[-0.005, -0.0025, 0.0025, 0.005]]),
-        (  # LongCat: b_i += mu (1/E - c_i / (N K)) with mu = 1e-3 = E * update_rate
-            "bias_controller",
-            {"error": "linear", "update_rate": 2.5e-4},
-            [FIRST],
-            [[-2.5e-4, -1.25e-4, 1.25e-4, 2.5e-4]],
-        ),
         (  # the proportional part shrinks with the error
             "bias_controller",
             {"update_rate": 1e-3, "proportional": 0.01},

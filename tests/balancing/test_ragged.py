@@ -15,8 +15,7 @@ from simbal.balancing.thresholds import Capacity, ExpertChoice
 from simbal.conformance import composed_module, train
 from simbal.errors import UserError
 from simbal.model.router import Router, Routing, apply_gating, count_tokens, log_scores, ragged_indices, topk_weights
-from tests.balancing.example import LOGITS_NE, candidates, finished, finite_sets
-from tests.balancing.ragged_example import routing_by
+from tests.balancing.example import LOGITS_NE, candidates, finished, finite_sets, routing_by
 
 EXCLUDED_NE = torch.tensor([[0, 1, 0, 0], [0, 0, 0, 0], [1, 1, 1, 1], [1, 1, 1, 0]]).bool()
 SCORES_NE = LOGITS_NE.masked_fill(EXCLUDED_NE, -torch.inf)
@@ -77,9 +76,10 @@ def test_for_one_ragged_batch_the_scopes_micro_and_global_of_lbl_agree(strategy)
 
 
 def test_relu_weights_are_the_positive_logits():
-    table_NE = routing_by(ReMoE(), "relu", renormalize=False).topk_probs_NK
+    routing = routing_by(ReMoE(), "relu", renormalize=False)
     expected = [[2, 1, 0, 0], [1.5, 0.5, 0, 0], [0.8, 0.2, 0.1, 0], [1, 0.9, 0, 0]]
-    torch.testing.assert_close(table_NE, torch.tensor(expected))
+    torch.testing.assert_close(routing.topk_probs_NK, torch.tensor(expected))
+    assert routing.tokens_per_expert_E.tolist() == [4, 3, 1, 1]  # a logit of 0 is not chosen
 
 
 @pytest.mark.parametrize(("balanced", "value"), [(True, 3.4375), (False, 2.0)])
