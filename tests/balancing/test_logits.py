@@ -15,7 +15,7 @@ from simbal.balancing.logits import (
     expert_potential,
     sums_and_number,
 )
-from simbal.conformance import FACTS, Case, batch_of, composed_module, route, tiny_model, train
+from simbal.conformance import FACTS, batch_of, composed_module, tiny_model, train
 from simbal.model.router import Routing
 from simbal.training.optimizer import parameter_groups
 from tests.balancing.cases import registered
@@ -81,15 +81,6 @@ def test_training_moves_prototypes_by_hidden_states_only_and_never_by_the_optimi
             own_N = (routing.topk_experts_NK == expert).any(1)
             expected = 0.99 * row + 0.01 * routing.x_ND[own_N].mean(0) if own_N.any() else row
             torch.testing.assert_close(router.weight_ED[expert], expected)
-
-
-@pytest.mark.parametrize("gating", ["softmax", "sigmoid"])
-def test_a_temperature_of_1_changes_no_bit_and_others_do_not_change_the_choice(gating):
-    weight_ED, x_ND = random(6, 16, seed=1).double(), random(24, 16, seed=2).double()
-    one, hot = (route(x_ND, weight_ED, Case("it", lambda: None, gating), Temperature(t)) for t in (1.0, 3.0))
-    assert torch.equal(one.logits_NE, x_ND @ weight_ED.T)
-    assert torch.equal(hot.topk_experts_NK, one.topk_experts_NK)
-    assert (hot.probs_NE.std(1) < one.probs_NE.std(1)).all()
 
 
 def test_each_layer_has_its_own_temperature():
