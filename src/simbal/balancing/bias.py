@@ -12,12 +12,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from simbal.balancing.base import Balancing, FinishedStep, Properties
+from simbal.balancing.base import DTYPES, Balancing, FinishedStep, Properties
 from simbal.config.values import check_choice, check_fraction, check_integer, check_nonnegative, check_positive
 from simbal.errors import UserError
 from simbal.model.router import Candidates, Groups, Router, Routing
 
-BIAS_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 ERRORS: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     "sign": ("sign(v_i)", torch.sign),
     "linear": ("kappa v_i", lambda scaled_LE: scaled_LE),
@@ -117,7 +116,7 @@ class LossFree(ChoiceBias):
             center: subtract each update's mean over the experts.
             bias_dtype: fp32; bf16 is only for studying rounding (with updates of 0.001, the bias stalls at 0.5).
         """
-        dtype = BIAS_DTYPES[check_choice("bias_dtype", bias_dtype, [*BIAS_DTYPES])]
+        dtype = DTYPES[check_choice("bias_dtype", bias_dtype, [*DTYPES])]
         super().__init__(num_layers, num_experts, bias_on, dtype)
         self.update_rate, self.center = check_nonnegative("update_rate", update_rate), center
         step = "(step_i - mean step)" if center else "step_i"

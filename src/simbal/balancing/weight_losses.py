@@ -13,13 +13,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from simbal.balancing.base import Balancing, FinishedStep, Properties, WeightLoss
+from simbal.balancing.base import DTYPES, Balancing, FinishedStep, Properties, WeightLoss
 from simbal.config.values import check_choice, check_nonnegative
 from simbal.metrics.similarity import cosines, identity_deviation, mean_squared_cosine
 from simbal.model.router import Router, Routing
 
 log = logging.getLogger("simbal")
-GRAM_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 class SimBal(WeightLoss):
@@ -43,7 +42,7 @@ class SimBal(WeightLoss):
         super().__init__()
         self.coef = check_nonnegative("coef", coef)
         self.reduction = check_choice("reduction", reduction, ("sum", "mean"))
-        self.gram_dtype = GRAM_DTYPES[check_choice("gram_dtype", gram_dtype, [*GRAM_DTYPES])]
+        self.gram_dtype = DTYPES[check_choice("gram_dtype", gram_dtype, [*DTYPES])]
         self.formula = f"coef * {reduction}_ij |W W^T - I|_ij, product in {gram_dtype}"
 
     def prepare(self, routers: Sequence[Router]) -> None:
