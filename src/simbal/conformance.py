@@ -109,6 +109,9 @@ def require_declared(strategy: Balancing, name: str, found: bool) -> None:
     assert declared == found, f"{name}={declared} is declared, but the check finds {name}={found}"
 
 
+# Checks on synthetic routings
+
+
 def it_declares_properties_formula_and_citation(case: Case) -> None:
     """Check that the strategy declares its properties, its formula and its source."""
     strategy = case.make()
@@ -232,6 +235,9 @@ def weights_match_the_chosen_experts(case: Case) -> None:
         if case.renormalize:
             probs_NE /= probs_NE.gather(1, summed_NK).sum(1, keepdim=True).clamp(min=1e-300)
         torch.testing.assert_close(routing.topk_probs_NK, probs_NE.gather(1, routing.topk_experts_NK))
+
+
+# Checks on a tiny model that is trained for a few steps
 
 
 def tiny_model(gating: str = "softmax") -> Transformer:

@@ -13,7 +13,7 @@ from simbal.balancing.lbl import LoadBalancingLoss
 from simbal.balancing.ragged import ReMoE, TopP
 from simbal.conformance import composed_module, train
 from simbal.errors import UserError
-from simbal.model.router import Router, Routing, apply_gating, count_tokens, log_scores, ragged_indices, topk_weights
+from simbal.model.router import Router, Routing, apply_gating, log_scores, topk_weights
 from tests.balancing.example import LOGITS_NE, candidates, finished, finite_sets, routing_by
 
 EXCLUDED_NE = torch.tensor([[0, 1, 0, 0], [0, 0, 0, 0], [1, 1, 1, 1], [1, 1, 1, 0]]).bool()
@@ -55,16 +55,6 @@ def test_a_token_without_experts_has_a_gradient_of_zero():
     gradient_NE = ragged.logits_NE.grad
     assert gradient_NE.isfinite().all()
     assert gradient_NE.any(1).tolist() == [True, True, False, False]
-
-
-def test_ragged_rows_of_k_experts_are_bit_identical_to_top_k():
-    fixed = Routing.of_logits(LOGITS_NE, 2, torch.eye(4))
-    own_N1 = LOGITS_NE.topk(2).values[:, -1:]
-    table_NE = ragged_indices(LOGITS_NE.masked_fill(own_N1 > LOGITS_NE, -torch.inf))
-    assert torch.equal(table_NE[:, :2], fixed.topk_experts_NK)
-    weights_NE = topk_weights(LOGITS_NE, fixed.probs_NE, table_NE, "softmax", renormalize=True)
-    assert torch.equal(weights_NE[:, :2], fixed.topk_probs_NK)
-    assert torch.equal(count_tokens(table_NE, 4), fixed.tokens_per_expert_E)
 
 
 def test_relu_weights_are_the_positive_logits():
