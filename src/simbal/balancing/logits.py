@@ -117,10 +117,9 @@ class Temperature(Balancing):
     def __init__(self, temperature: float = 0.5, of_layers: list[float] | None = None) -> None:
         """Set one T for all layers, or one per MoE layer with `of_layers`."""
         super().__init__()
-        self.temperature, self.of_layers = temperature, of_layers
-        for key, value in {"temperature": [temperature], "of_layers": of_layers or []}.items():
-            if not all(0 < each < math.inf for each in value):
-                raise UserError(f"{key}={getattr(self, key)} must be above 0 and finite")
+        self.temperature, self.of_layers = check_positive("temperature", temperature), of_layers
+        for of_layer in of_layers or []:
+            check_positive("of_layers", of_layer)
 
     def prepare(self, routers: Sequence[Router]) -> None:
         """Raise `UserError` unless `of_layers` has one value per layer."""
