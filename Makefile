@@ -43,7 +43,7 @@ test-all: $(STAMP) ## run all tests with coverage (ten times the examples: ARGS=
 mutants: $(STAMP) ## check that `make test` detects each deliberate mistake (some files: ARGS=balancing/lbl.py)
 	$(BIN)/python -m tests.mutants $(ARGS)
 
-chaos: $(STAMP) ## check that no run is lost to random kills, damaged files or a full disk (SECONDS=600)
+chaos: $(STAMP) ## check that no run is lost to random kills or damaged files (SECONDS=600)
 	$(BIN)/python -m tests.chaos.campaign --seconds $(call text,SECONDS) $(ARGS)
 
 study: $(STAMP) ## run or resume a study, then write its tables and figures (STUDY=results/collapse)

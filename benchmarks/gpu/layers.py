@@ -12,7 +12,6 @@ from torch import Tensor
 
 from benchmarks.gpu.upstream import upstream_module
 from simbal.experts.backends import RoutingPlan
-from simbal.experts.megablocks import from_megablocks, to_megablocks
 from simbal.experts.select import BACKENDS
 from simbal.model.moe import FeedForward
 
@@ -99,7 +98,8 @@ class Upstream(Ours):
         shape = case.shape
         self.num_experts = shape.E
         self.module = upstream_module(self.impl, shape.D, shape.F, shape.E, shape.K, x.device, x.dtype)
-        self.module.load_state_dict(to_megablocks(w13, w2))
+        gate, up, down = (w.flatten(0, 1) for w in (w13[:, 0], w13[:, 1], w2))
+        self.module.load_state_dict({"mlp.w1": gate, "mlp.v1": up, "mlp.w2": down})
         mlp = self.module.mlp
         return [x.detach().clone().requires_grad_(), p.detach().clone().requires_grad_(), mlp.w1, mlp.v1, mlp.w2]
 
@@ -112,8 +112,8 @@ class Upstream(Ours):
     def gradients(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         """Return the gradients in our layout."""
         dx, dp, *weights = gradients
-        named = dict(zip(("mlp.w1", "mlp.v1", "mlp.w2"), weights, strict=True))
-        return [dx, dp, *from_megablocks(named, self.num_experts)]
+        dgate, dup, dw2 = (weight.view(self.num_experts, -1, weight.shape[1]) for weight in weights)
+        return [dx, dp, torch.stack([dgate, dup], 1), dw2]
 
 
 class Dense(Ours):

@@ -5,11 +5,10 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from simbal.balancing.base import Balancing, FinishedStep, Properties
-from simbal.balancing.bias import BiasController, LossFree
+from simbal.balancing.base import Balancing, Properties
+from simbal.balancing.bias import LossFree
 from simbal.balancing.lbl import LoadBalancingLoss, PooledLoadBalancingLoss
-from simbal.balancing.ragged import TopP
-from simbal.balancing.thresholds import Capacity, ExpertChoice, ExpertThreshold, cutoff
+from simbal.balancing.thresholds import ExpertChoice, ExpertThreshold, cutoff
 from simbal.balancing.weight_losses import SimBal
 from simbal.conformance import SIZES
 
@@ -28,13 +27,6 @@ class DenseGates(LoadBalancingLoss):
         return self.coef * len(f_E) * (f_E * routing.distribution_NE.mean(0)).sum()
 
 
-class WrongFactor(LoadBalancingLoss):
-    """Divides by K once more than declared."""
-
-    def loss(self, routing):
-        return super().loss(routing) / routing.topk_experts_NK.shape[1]
-
-
 class CoefficientTwice(LoadBalancingLoss):
     """Multiplies by the coefficient twice."""
 
@@ -46,13 +38,6 @@ class ConcatenatedLayers(PooledLoadBalancingLoss):
     """Does not declare that it pools the layers."""
 
     properties = replace(PooledLoadBalancingLoss.properties, mixes_layers=False)
-
-
-class TransposedGram(SimBal):
-    """Computes W^T W instead of W W^T."""
-
-    def loss(self, routing):
-        return super().loss(replace(routing, router_weight_ED=routing.router_weight_ED.T))
 
 
 class SecretReader(SimBal):
@@ -95,14 +80,6 @@ class GoodBias(LossFree):
 
     def __init__(self):
         super().__init__(**SIZES, update_rate=0.1)
-
-
-class Bf16Bias(GoodBias):
-    """Keeps its bias in bf16."""
-
-    def __init__(self):
-        super().__init__()
-        self.bias_LE = nn.Buffer(self.bias_LE.bfloat16())
 
 
 class CastBias(GoodBias):
@@ -150,37 +127,6 @@ class LastMicroBatchOnly(GoodBias):
 
     def update(self, step):
         super().update(replace(step, measured_LE=self.last_LE))
-
-
-class MicroBatchController(BiasController):
-    """Moves its bias after each micro-batch instead of each step."""
-
-    def __init__(self):
-        super().__init__(**SIZES, update_rate=0.1)
-
-    def measure(self, routings):
-        counts_LE = super().measure(routings)
-        super().update(FinishedStep(counts_LE, 1, [], 0.1, 1.0))
-        return counts_LE
-
-    def update(self, step):
-        pass
-
-
-class ForgottenMomentum(BiasController):
-    """Saves its bias, but not the smoothed error."""
-
-    def __init__(self):
-        super().__init__(**SIZES, update_rate=0.1, momentum=0.9)
-        self.error_LE = nn.Buffer(self.error_LE.clone(), persistent=False)
-
-
-class SilentGroups(BiasController):
-    """Limits the choice to groups, but does not declare that the order of the experts matters."""
-
-    def __init__(self):
-        super().__init__(**SIZES, update_rate=0.1, groups=2)
-        self.properties = replace(self.properties, equivariant=True)
 
 
 class LooksAhead(GoodBias):
@@ -240,29 +186,3 @@ class KeepsStrangeWeights(GoodThreshold):
     """Declares that it only drops, so weights are not divided by the sum over the chosen experts."""
 
     drops = True
-
-
-class WithoutTheLast(TopP):
-    """Excludes the expert that crosses p."""
-
-    def choice_scores(self, candidates):
-        sorted_NE, experts_NE = candidates.probs_NE.sort(descending=True)
-        return candidates.probs_NE.masked_fill(
-            torch.zeros_like(sorted_NE).scatter(1, experts_NE, sorted_NE.cumsum(1)) > self.p, -torch.inf
-        )
-
-
-class CountsTheDropped(Capacity):
-    """Gives dropped experts a very low score instead of -inf."""
-
-    def choice_scores(self, candidates):
-        plain_NE = candidates.logits_NE
-        dropped_NE = super().choice_scores(candidates).isneginf()
-        chosen_NE = plain_NE >= plain_NE.topk(candidates.top_k).values[:, -1:]
-        return plain_NE.masked_fill(~chosen_NE, -torch.inf).masked_fill(chosen_NE & dropped_NE, -1e9)
-
-
-class RenormalisesTheRest(Capacity):
-    """Divides the remaining weights by their sum."""
-
-    drops = False

@@ -17,15 +17,8 @@ VARIANTS = {
     "simbal": [{"reduction": "mean"}],
     "lf": [{"center": True}, {"bias_on": "scores"}],
     "ernie_ortho": [{"decoupled": True}, {"decoupled": True, "scale_by_lr": False}],
-    "erc": [{"alpha": 0.5}],
     "temperature": [{"of_layers": [0.5, 2.0]}],
-    "prototype": [{"decay": 0.0}],
-    "quantile": [{"smoothing": 0.0}],
-    "dynamic_quantile": [{"smoothing": 0.0}],
-    "expert_choice": [{"capacity_factor": 0.5}],
-    "capacity": [{"capacity_factor": 1.0}],
     "remoe": [{"balanced": False}],
-    "top_p": [{"p": 0.8}],
     "bias_controller": [
         {"error": "sign", "update_rate": 0.001}, {"error": "linear", "momentum": 0.9}, {"proportional": 0.1},
         {"error": "tanh", "bias_on": "scores", "center": True},
@@ -44,7 +37,8 @@ def cases_of(name: str, keys: dict) -> list[Case]:
     """The strategy under every gating that it supports, and its variants under one gating each, in turn."""
     cases = conformance.cases_of(name, keys)
     for number, changes in enumerate(VARIANTS.get(name, [])):
-        gatings = conformance.cases_of(name, keys, changes)
+        label = ",".join([name, *(f"{key}={value}" for key, value in changes.items())])
+        gatings = conformance.cases_of(label, keys | changes)
         cases.append(gatings[number % len(gatings)])
     return cases
 

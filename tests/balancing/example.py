@@ -1,19 +1,23 @@
 """Small routings for calculations by hand: two sequences of two tokens over four experts."""
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from simbal.balancing.base import FinishedStep
-from simbal.model.router import Candidates, Routing, apply_gating, count_tokens
+from simbal.balancing.composition import Composition
+from simbal.model.router import Candidates, Router, Routing, apply_gating, count_tokens
 
 PROBS_BSE = torch.tensor(
     [[[0.4, 0.3, 0.2, 0.1], [0.5, 0.15, 0.3, 0.05]], [[0.1, 0.2, 0.3, 0.4], [0.3, 0.4, 0.1, 0.2]]]
 ).double()
 WEIGHT_ED = torch.tensor([[1, 0.5, 0], [0, 1, -0.5]])
 LOGITS_NE = torch.tensor([[2.0, 1.0, 0.0, -1.0], [1.5, -0.5, 0.5, -2.0], [0.2, 0.8, -1.0, 0.1], [1.0, 0.9, -0.4, -0.6]])
-IDS_BS = torch.zeros(1, 4, dtype=torch.int64)
+# the experts of each token by its two largest logits, and by the two largest probabilities of each expert
+TWO_LARGEST = [{0, 1}, {0, 2}, {0, 1}, {0, 1}]
+LARGEST_SOFTMAX = [{0}, {0, 2}, {1, 3}, {1, 2, 3}]
 
 
 def routing_of(logits_NE, num_sequences, K=2, gating="softmax", experts_NK=None) -> Routing:
@@ -32,6 +36,12 @@ def example(gating="softmax"):
     """The logits, whose softmax is `PROBS_BSE`, and their routing."""
     logits_NE = PROBS_BSE.flatten(0, 1).log().requires_grad_()
     return logits_NE, routing_of(logits_NE, num_sequences=2, gating=gating)
+
+
+def routing_by(strategy: Any, gating: str = "softmax", renormalize: bool = True) -> Routing:
+    """The routing of `LOGITS_NE` under a strategy."""
+    router = Router(4, 4, 2, gating, renormalize, layer=0)
+    return router.route(LOGITS_NE, torch.eye(4), torch.zeros(1, 4), Composition({"it": strategy}, {}))
 
 
 def mirrored(routing: Routing) -> Routing:

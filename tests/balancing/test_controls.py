@@ -96,14 +96,6 @@ def test_a_frozen_router_keeps_its_initialization_and_everything_else_trains(sma
     assert keys[0] == "balancing=frozen" or end["balancing.strategies.lf.bias_LE"].any()
 
 
-def test_a_loss_of_tokens_reaches_the_hidden_states_below_a_frozen_router():
-    module = composed_module(together("frozen", "lbl"))
-    _, routings = module.model(torch.arange(16).view(2, 8), module.balancing)
-    module.balancing.losses(routings)["lbl"].backward()
-    assert module.model.embedding.weight.grad.any()
-    assert all(router.weight_ED.grad is None for router in module.model.routers)
-
-
 @pytest.mark.parametrize("init", ["orthogonal", "normal"])
 def test_a_mixture_keeps_its_initial_weight_and_its_basis_is_the_polar_factor(init):
     router = Router(16, 6, 2, "softmax", renormalize=True, layer=0)

@@ -1,6 +1,7 @@
 """Expert-router coupling follows arXiv 2512.23447, equations 3 and 4."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -27,7 +28,8 @@ def routing_of(weight_ED, gate_EFD) -> Routing:
     w13_E2FD = torch.stack([gate_EFD, torch.full_like(gate_EFD, 9.0)], 1)  # up and down do not enter the loss
     experts = ExpertWeights(w13_E2FD, torch.full_like(gate_EFD, 9.0))
     x_ND = torch.zeros(24, weight_ED.shape[1])
-    return route(x_ND, weight_ED, Case("erc", ExpertRouterCoupling), ExpertRouterCoupling(), experts)
+    routing = route(x_ND, weight_ED, Case("erc", ExpertRouterCoupling), ExpertRouterCoupling())
+    return replace(routing, experts=experts)
 
 
 def prepared(weights, seed=0) -> ExpertRouterCoupling:

@@ -95,8 +95,11 @@ def test_the_effective_coefficient_for_the_papers_m_model(changes, reduced, effe
     assert strategy.effective_coef(8 if reduction == "sum" else 1, top_k=4) == pytest.approx(effective)
 
 
-@given(st.integers(1, 3), st.integers(1, 5), st.integers(2, 5), st.sampled_from(["softmax", "sigmoid"]), st.data())
-def test_the_loss_equals_loops_over_its_definition(B, S, E, gating, data):
+@given(
+    st.integers(1, 3), st.integers(1, 5), st.integers(2, 5), st.sampled_from(["softmax", "sigmoid"]),
+    st.sampled_from(["dense", "sparse_raw"]), st.data(),
+)  # fmt: skip
+def test_the_loss_equals_loops_over_its_definition(B, S, E, gating, gates, data):
     K, seed = data.draw(st.integers(1, E)), data.draw(st.integers(0, 1000))
     logits_NE = torch.randn(B * S, E, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     routing = routing_of(logits_NE, B, K, gating)
@@ -104,10 +107,11 @@ def test_the_loss_equals_loops_over_its_definition(B, S, E, gating, data):
     for b in range(B):
         for i in range(E):
             rows = range(b * S, (b + 1) * S)
-            f = sum(i in routing.topk_experts_NK[t].tolist() for t in rows) / S
-            p = sum((routing.probs_NE[t, i] / routing.probs_NE[t].sum()).item() for t in rows) / S
-            total += E * f * p / B
-    assert lbl().loss(routing).item() == pytest.approx(total)
+            chosen = [t for t in rows if i in routing.topk_experts_NK[t].tolist()]
+            averaged = rows if gates == "dense" else chosen
+            p = sum((routing.probs_NE[t, i] / routing.probs_NE[t].sum()).item() for t in averaged) / S
+            total += E * len(chosen) / S * p / B
+    assert lbl(gates=gates).loss(routing).item() == pytest.approx(total)
     one_group = replace(routing, num_sequences=1)
     assert lbl(scope="micro").loss(routing).item() == pytest.approx(lbl().loss(one_group).item())
 

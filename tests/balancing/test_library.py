@@ -19,33 +19,21 @@ from simbal.balancing import (
     OrthogonalMixture,
     QuantileBalancing,
     ReMoE,
-    RouterZLoss,
-    Routing,
     Temperature,
 )
 from simbal.errors import UserError
 from simbal.model.router import Router
 from tests.balancing.cases import registered
 
-E, D, N, K = 6, 16, 12, 2
+E, D, K = 6, 16, 2
 NAN, INF = float("nan"), float("inf")
-
-
-def loaded_by(statement: str) -> set[str]:
-    """Top-level packages in a new interpreter after `statement`."""
-    code = f"import sys; {statement}; print(*{{name.partition('.')[0] for name in sys.modules}})"
-    return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
-
-
-def test_schedules_load_without_torch():
-    loaded = loaded_by("from simbal.config.schedule import Schedule")
-    assert "simbal" in loaded
-    assert "torch" not in loaded
 
 
 @pytest.mark.slow
 def test_strategies_and_attach_load_without_hydra_lightning_and_transformers():
-    loaded = loaded_by("from simbal.balancing import *; import simbal.hf")
+    code = "import sys; from simbal.balancing import *; import simbal.hf; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = {*done.stdout.split()}
     assert "torch" in loaded
     assert not {"hydra", "lightning", "omegaconf", "transformers"} & loaded
 
@@ -68,23 +56,6 @@ def test_defaults_of_the_constructor_equal_the_config(name):
     facts = {"num_layers": 0, "num_experts": 0, "seed": 0}
     config = {key: value for key, value in keys.items() if key not in ("_target_", "schedule")}
     assert defaults == config | {key: value for key, value in facts.items() if key in defaults}
-
-
-@pytest.mark.parametrize("gating", ["softmax", "sigmoid"])
-@pytest.mark.parametrize("renormalize", [True, False])
-def test_a_routing_of_logits_equals_the_routers(gating, renormalize):
-    router = Router(D, E, K, gating, renormalize, layer=0)
-    torch.nn.init.normal_(router.weight_ED, generator=torch.Generator().manual_seed(0))
-    x_ND = torch.randn(N, D, generator=torch.Generator().manual_seed(1))
-    ours = router(x_ND, torch.zeros(3, N // 3, dtype=torch.int64))
-    theirs = Routing.of_logits(x_ND @ router.weight_ED.T, K, router.weight_ED, 3, gating, renormalize)
-    assert (theirs.gating, theirs.num_sequences, theirs.steered) == (ours.gating, ours.num_sequences, ours.steered)
-    tensors = [key for key, value in vars(ours).items() if isinstance(value, torch.Tensor)]
-    assert len(tensors) == 6
-    for key in tensors:
-        torch.testing.assert_close(getattr(theirs, key), getattr(ours, key))
-    for make in (LoadBalancingLoss, RouterZLoss):
-        torch.testing.assert_close(make().loss(theirs), make().loss(ours))
 
 
 def routers(num_layers: int = 3, num_experts: int = E, top_k: int = K) -> list[Router]:
@@ -166,7 +137,6 @@ def test_strategies_need_an_expert_that_is_not_chosen(make):
         (BiasController(groups=4, group_top_k=2), "groups=4 must divide model.num_experts=6"),
         (BiasController(groups=6, group_top_k=1), "group_top_k=1 leaves a token 1 experts"),
         (Temperature(of_layers=[1.0]), "1 temperatures for 3 layers"),
-        (ReMoE(), "balancing=remoe needs router=relu"),
     ],
 )
 def test_strategies_refuse_routers_that_do_not_fit(strategy, names):

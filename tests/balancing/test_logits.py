@@ -4,8 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from simbal.balancing.composition import build_balancing
 from simbal.balancing.logits import (
@@ -17,8 +15,8 @@ from simbal.balancing.logits import (
     expert_potential,
     sums_and_number,
 )
-from simbal.conformance import FACTS, Case, batch_of, composed_module, route, tiny_model, train
-from simbal.model.router import Routing, apply_gating
+from simbal.conformance import FACTS, batch_of, composed_module, tiny_model, train
+from simbal.model.router import Routing
 from simbal.training.optimizer import parameter_groups
 from tests.balancing.cases import registered
 from tests.balancing.example import LOGITS_NE, candidates, finished
@@ -43,16 +41,6 @@ def test_scaled_cosines_worked_out_by_hand(make):
     assert logits_NE[1].tolist() == [0, 0, 0]
 
 
-@given(st.integers(0, 100), st.floats(0.01, 100), st.floats(0.01, 100))
-def test_cosines_do_not_depend_on_lengths(seed, x_factor, row_factor):
-    x_ND, rows_ED = random(7, 5, seed=seed), random(3, 5, seed=seed + 1)
-    strategy = CosineRouter(3.0)
-    logits_NE = strategy.logits(x_ND, rows_ED, 0)
-    assert logits_NE.abs().max() <= 3.0001
-    rows_ED[1] *= row_factor
-    torch.testing.assert_close(strategy.logits(x_factor * x_ND, rows_ED, 0), logits_NE, rtol=1e-4, atol=1e-5)
-
-
 def routing_of(x_ND, experts_NK, num_experts=3) -> Routing:
     routing = Routing.of_logits(torch.zeros(len(x_ND), num_experts), 1, ROWS_ED)
     return replace(routing, topk_experts_NK=experts_NK, x_ND=x_ND)
@@ -65,7 +53,7 @@ def moved(strategy, weight_ED, routings) -> torch.Tensor:
     return weight_ED
 
 
-def test_a_prototype_moves_towards_the_mean_of_its_tokens_and_stays_without_tokens():
+def test_a_prototype_moves_toward_the_mean_of_its_tokens_and_stays_without_tokens():
     first = routing_of(torch.tensor([[3.0, 4.0], [7.0, 0.0]]), torch.tensor([[0], [1]]))
     second = routing_of(torch.tensor([[-1.0, 0.0]]), torch.tensor([[1]]))
     weight_ED = moved(PrototypeRouter(decay=0.9), ROWS_ED, [first, second])
@@ -93,22 +81,6 @@ def test_training_moves_prototypes_by_hidden_states_only_and_never_by_the_optimi
             own_N = (routing.topk_experts_NK == expert).any(1)
             expected = 0.99 * row + 0.01 * routing.x_ND[own_N].mean(0) if own_N.any() else row
             torch.testing.assert_close(router.weight_ED[expert], expected)
-
-
-@pytest.mark.parametrize(("temperature", "entropy"), [(0.5, 0.4554), (1.0, 0.9475), (2.0, 1.2451)])
-def test_the_entropy_of_a_token_at_three_temperatures(temperature, entropy):
-    # with the identity as weight, hidden states are logits
-    probs_E = apply_gating(Temperature(temperature).logits(LOGITS_NE[:1], torch.eye(4), 0), "softmax")[0]
-    assert -(probs_E * probs_E.log()).sum().item() == pytest.approx(entropy, abs=5e-5)
-
-
-@pytest.mark.parametrize("gating", ["softmax", "sigmoid"])
-def test_a_temperature_of_1_changes_no_bit_and_others_do_not_change_the_choice(gating):
-    weight_ED, x_ND = random(6, 16, seed=1).double(), random(24, 16, seed=2).double()
-    one, hot = (route(x_ND, weight_ED, Case("it", lambda: None, gating), Temperature(t)) for t in (1.0, 3.0))
-    assert torch.equal(one.logits_NE, x_ND @ weight_ED.T)
-    assert torch.equal(hot.topk_experts_NK, one.topk_experts_NK)
-    assert (hot.probs_NE.std(1) < one.probs_NE.std(1)).all()
 
 
 def test_each_layer_has_its_own_temperature():

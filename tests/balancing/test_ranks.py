@@ -8,18 +8,33 @@ import pytest
 import torch
 from torch import Tensor
 
-from simbal import distributed
-from simbal.conformance import Case, outcome, same, tiny_module, train
+from simbal import conformance, distributed
+from simbal.conformance import Case, batch_of, outcome, same, tiny_module, train
+from simbal.distributed import sum_over_ranks
 from tests.balancing.cases import CASES, EVERY_STRATEGY
 
 RANKS = 2
 TRIED = [*EVERY_STRATEGY, *(case for case in CASES if case.make().needs_step_counts)]
 
 
-def trained(case: Case, **split: int) -> dict[str, Tensor]:
-    """The outcome of two steps, split by `rank` or `micro_batches`."""
+def trained(case: Case, micro_batches: int = 1) -> dict[str, Tensor]:
+    """The outcome of two steps."""
     module = tiny_module(case)
-    train(module, range(2), **split)
+    train(module, range(2), micro_batches)
+    return outcome(module)
+
+
+def trained_on_rank(case: Case) -> dict[str, Tensor]:
+    """The outcome of two steps, with gradients averaged over ranks."""
+
+    def average(parameter: Tensor) -> None:
+        parameter.grad = sum_over_ranks(parameter.grad) / RANKS
+
+    module = tiny_module(case)
+    for parameter in module.model.parameters():
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(average)
+    train(module, range(2))
     return outcome(module)
 
 
@@ -31,13 +46,13 @@ class Threads:
         self.rank = threading.local()
         self.inputs: list[Tensor] = [torch.empty(0)] * RANKS
 
-    def run(self, work: Callable[[int], dict[str, Tensor]]) -> list[dict[str, Tensor]]:
-        """Return the result of `work(rank)` for each rank."""
+    def run(self, work: Callable[[], dict[str, Tensor]]) -> list[dict[str, Tensor]]:
+        """Return the result of `work()` on each rank."""
 
         def on(rank: int) -> dict[str, Tensor]:
             self.rank.number = rank
             try:
-                return work(rank)
+                return work()
             except BaseException:
                 self.barrier.abort()
                 raise
@@ -66,7 +81,8 @@ def test_ranks_matter_only_if_declared_and_then_like_micro_batches(case, monkeyp
     single, split, ranks = trained(case), trained(case, micro_batches=2), Threads()
     with monkeypatch.context() as patch:
         patch.setattr(distributed, "dist", ranks)
-        first, second = ranks.run(lambda rank: trained(case, rank=rank))
+        patch.setattr(conformance, "batch_of", lambda step: batch_of(step)[ranks.rank.number :: RANKS])
+        first, second = ranks.run(lambda: trained_on_rank(case))
     assert same(first, second, exactly=True)
     assert same(first, single) != (case.make().properties.scope == "micro")
     assert same(first, split)

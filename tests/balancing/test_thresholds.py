@@ -22,8 +22,17 @@ from simbal.balancing.thresholds import (
     smallest_above,
 )
 from simbal.model.router import Router, Routing, topk_indices
-from tests.balancing.example import LOGITS_NE, PROBS_BSE, candidates, example, finished, finite_sets
-from tests.balancing.ragged_example import LARGEST_SOFTMAX, TWO_LARGEST, routing_by
+from tests.balancing.example import (
+    LARGEST_SOFTMAX,
+    LOGITS_NE,
+    PROBS_BSE,
+    TWO_LARGEST,
+    candidates,
+    example,
+    finished,
+    finite_sets,
+    routing_by,
+)
 
 
 def test_a_quantile_step_on_the_example_worked_out_by_hand():
@@ -105,6 +114,7 @@ def test_capacity_drops_choices_and_keeps_the_weights_of_the_others():
     assert routing.topk_probs_NK[2].tolist() == [plain.topk_probs_NK[2, 0].item(), 0, 0, 0]
     assert not routing.topk_probs_NK[3].any()
     assert torch.equal(routing.unsteered_experts_NK, plain.topk_experts_NK)
+    assert routing_by(Capacity(1.25)).tokens_per_expert_E.tolist() == [3, 3, 1, 0]
 
 
 def test_the_load_balancing_loss_counts_choices_before_the_drops_unless_biased():

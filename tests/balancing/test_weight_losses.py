@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from simbal.balancing.weight_losses import ErnieOrthogonalLoss, ExpertOverlap, OffDiagonalCosine, RowNorm, SimBal
-from simbal.conformance import LR, module_of, tiny_model, train
+from simbal.conformance import LR, Case, tiny_module, train
 from simbal.model.router import ExpertWeights, Router, Routing
 from tests.balancing.example import WEIGHT_ED, example, finished
 
@@ -50,13 +50,16 @@ def test_losses_of_a_weight_and_of_a_routing_have_their_values_on_the_example(ma
 
 @pytest.mark.parametrize(("scale_by_lr", "rate"), [(True, LR), (False, 1.0)])
 def test_the_decoupled_step_is_a_gradient_step_after_the_optimizers(scale_by_lr, rate):
-    without, within = module_of(SimBal(0.0)), module_of(ErnieOrthogonalLoss(1.0, True, scale_by_lr))
+    makes = (lambda: SimBal(0.0), lambda: ErnieOrthogonalLoss(1.0, True, scale_by_lr))
+    without, within = (tiny_module(Case("it", make)) for make in makes)
     for module in (without, within):
         train(module, range(1))
     for plain, stepped in zip(without.model.routers, within.model.routers, strict=True):
         weight_ED = plain.weight_ED.detach().clone().requires_grad_()
         (gradient_ED,) = torch.autograd.grad(ErnieOrthogonalLoss(1.0).of_weight(weight_ED), weight_ED)
         torch.testing.assert_close(stepped.weight_ED, weight_ED - rate * gradient_ED)
+    sets_weight = [module.balancing.parts["it"].sets_router_weight for module in (without, within)]
+    assert sets_weight == [False, True]
 
 
 def test_the_schedule_scales_the_decoupled_step():
@@ -75,23 +78,9 @@ def test_more_experts_than_dimensions_cause_a_warning(caplog):
     assert "6 rows cannot be orthonormal in 4 dimensions" in caplog.text
 
 
-def overlap(w13_E2FD: torch.Tensor, w2_EFD: torch.Tensor) -> float:
-    routing = replace(example()[1], experts=ExpertWeights(w13_E2FD.detach(), w2_EFD.detach()))
-    return ExpertOverlap(coef=2.0).loss(routing).item()
-
-
 def test_the_overlap_of_three_experts_worked_out_by_hand():
-    # (gate, up, down), one number each: the cosines are 3/5, 0 and 4/5
-    numbers_EP = torch.tensor([[1.0, 0.0, 0.0], [3.0, 4.0, 0.0], [0.0, 2.0, 0.0]])
-    value = overlap(numbers_EP[:, :2].view(3, 2, 1, 1), numbers_EP[:, 2:].view(3, 1, 1))
-    assert value == pytest.approx(2 * (0.36 + 0.64) / 3)
-
-
-def test_the_overlap_depends_on_directions_and_on_all_three_matrices():
-    layer = tiny_model().feed_forwards[0]
-    w13_E2FD, w2_EFD = layer.w13_E2FD, layer.w2_EFD
-    plain = overlap(w13_E2FD, w2_EFD)
-    assert overlap(3 * w13_E2FD, 3 * w2_EFD) == pytest.approx(plain)
-    gate, up = torch.tensor([1.0, 0.0])[:, None, None], torch.tensor([0.0, 1.0])[:, None, None]
-    changed = [(w13_E2FD + gate, w2_EFD), (w13_E2FD + up, w2_EFD), (w13_E2FD, w2_EFD + 1)]
-    assert all(overlap(*experts) > plain for experts in changed)
+    # (gate, up, down), one number each: the cosines are 2/7, 0 and 6/7
+    numbers_EP = torch.tensor([[1.0, 0.0, 0.0], [2.0, 3.0, 6.0], [0.0, 0.0, 5.0]])
+    experts = ExpertWeights(numbers_EP[:, :2].view(3, 2, 1, 1), numbers_EP[:, 2:].view(3, 1, 1))
+    loss = ExpertOverlap(coef=2.0).loss(replace(example()[1], experts=experts))
+    assert loss.item() == pytest.approx(2 * (4 + 36) / 49 / 3)

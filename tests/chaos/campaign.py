@@ -18,7 +18,7 @@ from random import Random, SystemRandom
 from typing import NoReturn
 
 from tests.chaos.faults import FAULTS, Fault
-from tests.chaos.scene import Scene, small_disk
+from tests.chaos.scene import Scene
 from tests.chaos.verdict import compare, find_traceback
 
 LOGGERS = ("none", "tensorboard")  # no result depends on it
@@ -55,20 +55,16 @@ class Campaign:
         started, random = time.monotonic(), Random(f"{self.options.seed}/{self.rounds}")
         folder = self.folder / f"round-{self.rounds}"
         data = shutil.copytree(self.folder / "data", folder / "data")
-        with small_disk(folder / "outputs") as mounted:
-            logger = f"logger={random.choice(LOGGERS)}"
-            scene = Scene(folder, data, logger, *self.options.overrides, has_disk=mounted)
-            try:
-                self.disturb(scene, random)
-                self.finish(scene)
-                verdict = compare(self.reference.outputs, scene.outputs)
-            finally:
-                scene.kill_all()
-            # Ctrl-C may interrupt Python before simbal handles it
-            tracebacks = [find_traceback(sweep.output) for sweep in scene.sweeps if signal.SIGINT not in sweep.signals]
-            verdict.other += [*scene.problems, *(line for line in tracebacks if line)]
-            if verdict.lines and mounted:
-                shutil.copytree(scene.outputs, folder / "kept", symlinks=True)
+        scene = Scene(folder, data, f"logger={random.choice(LOGGERS)}", *self.options.overrides)
+        try:
+            self.disturb(scene, random)
+            self.finish(scene)
+            verdict = compare(self.reference.outputs, scene.outputs)
+        finally:
+            scene.kill_all()
+        # Ctrl-C may interrupt Python before simbal handles it
+        tracebacks = [find_traceback(sweep.output) for sweep in scene.sweeps if signal.SIGINT not in sweep.signals]
+        verdict.other += [*scene.problems, *(line for line in tracebacks if line)]
         self.injected.update(scene.injected)
         self.lost += len(verdict.lost)
         self.changed += len(verdict.changed)
@@ -118,7 +114,7 @@ class Campaign:
 
 
 def exit_on_signal(number: int, _: object) -> NoReturn:
-    """Unmount disks and kill processes on the way out."""
+    """Kill processes on the way out."""
     raise SystemExit(128 + number)
 
 

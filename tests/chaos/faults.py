@@ -1,4 +1,4 @@
-"""Faults of a campaign: signals, damaged files, a full disk and a second sweep."""
+"""Faults of a campaign: signals, damaged files and a second sweep."""
 
 import os
 import signal
@@ -104,15 +104,6 @@ def damage_files(
         scene.count_fault(kind, ", ".join(done))
 
 
-def full_disk(kind: str, scene: Scene, random: Random) -> None:
-    """Fill the disk for some seconds."""
-    if scene.has_disk and scene.running():
-        free_bytes, seconds = random.choice((0, 0, 4096, 65_536)), random.uniform(0.5, 6.0)
-        with scene.full_disk(free_bytes):
-            scene.count_fault(kind, f"{free_bytes} bytes free for {seconds:.1f} s")
-            scene.wait(seconds)
-
-
 def second_sweep(kind: str, scene: Scene, random: Random) -> None:
     """Run the same command while it runs."""
     if len(scene.running()) == 1:
@@ -128,5 +119,4 @@ FAULTS = (
     Fault("flip_checkpoint", 3, flip_checkpoint),
     Fault("truncate_record", 2, truncate_record, after_end=True),
     Fault("second_sweep", 2, second_sweep),
-    Fault("full_disk", 2, full_disk),
 )

@@ -1,12 +1,11 @@
-"""A folder of sweeps: start them, find their processes, and fill their disk."""
+"""A folder of sweeps: start them, find their processes, and end them."""
 
-import errno
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from tests.sweep.small_sweep import command
 MARK = "SIMBAL_CHAOS"  # environment variable that all processes of a scene inherit, orphans too
 POLL_SECONDS = 0.05
 END_SECONDS = 40.0  # for processes to end after a signal; they take 5 s, and longer on a busy core
-DISK_MEGABYTES = 32
 KEYS = ("trainer.max_steps=120", "trainer.micro_batch=4", "retry_failed=true")
 
 
@@ -33,9 +31,9 @@ class Sweep:
 class Scene:
     """The sweeps of one folder. `injected` and `problems` grow as things happen."""
 
-    def __init__(self, folder: Path, cache_dir: Path, *keys: str, has_disk: bool = False) -> None:
-        """Set the folder, the data cache and overrides of the sweep. `has_disk`: the outputs are on a `small_disk`."""
-        self.folder, self.outputs, self.has_disk = folder, folder / "outputs", has_disk
+    def __init__(self, folder: Path, cache_dir: Path, *keys: str) -> None:
+        """Set the folder, the data cache and overrides of the sweep."""
+        self.folder, self.outputs = folder, folder / "outputs"
         self.environment = {key: value for key, value in os.environ.items() if key not in THREADS}
         self.environment[MARK] = str(folder)
         self.command = command(self.outputs, cache_dir, *KEYS, *keys)
@@ -138,36 +136,3 @@ class Scene:
         for pid in self.processes():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-
-    @contextmanager
-    def full_disk(self, free_bytes: int) -> Iterator[None]:
-        """Leave about `free_bytes` of room on the disk within the block."""
-        filler = self.outputs / "filler"
-        try:
-            with filler.open("wb", buffering=0) as file:
-                try:
-                    while True:
-                        file.write(bytes(1 << 20))
-                except OSError as error:
-                    if error.errno != errno.ENOSPC:
-                        raise
-                file.truncate(max(0, file.tell() - free_bytes))
-            yield
-        finally:
-            filler.unlink(missing_ok=True)
-
-
-@contextmanager
-def small_disk(place: Path) -> Iterator[bool]:
-    """Mount a small tmpfs within the block; yield whether this user may."""
-    place.mkdir(parents=True, exist_ok=True)
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MEGABYTES}m", "chaos", str(place)]
-    try:
-        mounted = subprocess.run(mount, capture_output=True, check=False).returncode == 0
-    except FileNotFoundError:  # no such program
-        mounted = False
-    try:
-        yield mounted
-    finally:
-        if mounted:
-            subprocess.run(["umount", "--lazy", str(place)], check=True)  # lazy: a process that hangs may use it

@@ -9,8 +9,9 @@ from simbal.analysis.pruning import kept_plan
 from simbal.experts import fused as module
 from simbal.experts.backends import RoutingPlan, reference
 from simbal.experts.fused import Blocks, Config, _tile_map, config_for, fused
+from tests.experts import test_backends
+from tests.experts.test_backends import assert_close, outputs
 
-NAMES = ("y", "dx", "dp", "dw13", "dw2")
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3}
 SHIPPED = module.CONFIGS
 BLOCKS = Blocks(16, 16, num_warps=1, num_stages=1)
@@ -33,35 +34,18 @@ def nan_in_new_memory():
 
 
 def case(routing="balanced", N=24, D=32, width=48, E=5, K=2, dtype=torch.float32):
-    """Leaves (x, p, w13, w2), the chosen experts, and an output gradient."""
-    g = torch.Generator().manual_seed(0)
-    logits = torch.randn(N, E, generator=g)
-    if routing == "skewed":
-        logits += 3 * torch.randn(E, generator=g)
-    if routing == "collapsed":
-        logits[:, :K] += 40
-    if routing == "empty":
-        logits[:, [0, E // 2, E - 1]] -= 40
-    p_NK, experts_NK = logits.softmax(-1).topk(K)
-    x, dy = (torch.randn(N, D, generator=g).to(dtype) for _ in range(2))
-    w13, w2 = (torch.randn(*shape, generator=g).to(dtype) / 8 for shape in ((E, 2, width, D), (E, width, D)))
-    return [leaf.requires_grad_() for leaf in (x, p_NK, w13, w2)], experts_NK, dy
-
-
-def outputs(fn, leaves, experts_NK, dy):
-    x, p, w13, w2 = leaves
-    y = fn(x, RoutingPlan.build(experts_NK, p, len(w2)), w13, w2)
-    return [y.detach(), *torch.autograd.grad(y, leaves, dy)]
+    (x, p, w13, w2), experts_NK, dy = test_backends.case(routing, N, D, width, E, K, dtype)
+    leaves = (x, p, w13.detach() / 4, w2.detach() / 4)
+    return [leaf.requires_grad_() for leaf in leaves], experts_NK, dy
 
 
 def assert_equals_reference(leaves, experts_NK, dy):
-    got = outputs(fused, leaves, experts_NK, dy)
+    got = outputs("fused", leaves, experts_NK, dy)
     exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
-    want = outputs(reference, exact, experts_NK, dy.double())
-    for name, a, b, leaf in zip(NAMES, got, want, [leaves[0], *leaves], strict=True):
-        assert (a.dtype, a.shape) == (leaf.dtype, b.shape), name
-        error = ((a.double() - b).abs().max() / b.abs().max()).item()
-        assert error <= TOLERANCE[leaves[0].dtype], f"{name} is off by {error:.1e}"
+    want = outputs("reference", exact, experts_NK, dy.double())
+    for a, b, leaf in zip(got, want, [leaves[0], *leaves], strict=True):
+        assert (a.dtype, a.shape) == (leaf.dtype, b.shape)
+    assert_close(got, want, TOLERANCE[leaves[0].dtype])
 
 
 @pytest.mark.parametrize(("routing", "dtype"), [("skewed", torch.float32), ("empty", torch.float16)])
@@ -117,7 +101,7 @@ def test_fused_equals_reference_for_any_routing(data):
 
 
 def test_without_tokens_the_output_is_empty_and_weight_gradients_are_zero(small_blocks):
-    y, dx, dp, dw13, dw2 = outputs(fused, *case(N=0))
+    y, dx, dp, dw13, dw2 = outputs("fused", *case(N=0))
     assert [t.shape for t in (y, dx, dp, dw13, dw2)] == [(0, 32), (0, 32), (0, 2), (5, 2, 48, 32), (5, 48, 32)]
     assert not dw13.any()
     assert not dw2.any()
@@ -129,7 +113,7 @@ def test_memory_is_written_before_it_is_read_and_bits_repeat(small_blocks, nan_i
     assert torch.empty(2).new_empty(2).isnan().all()
     leaves, experts_NK, dy = case(routing)
     assert_equals_reference(leaves, experts_NK, dy)
-    first, second = (outputs(fused, leaves, experts_NK, dy) for _ in range(2))
+    first, second = (outputs("fused", leaves, experts_NK, dy) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
     unused = sorted(set(range(5)) - set(experts_NK.flatten().tolist()))
     assert len(unused) == 3

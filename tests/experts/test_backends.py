@@ -21,6 +21,8 @@ def case(routing: str, N=24, D=16, width=8, E=5, K=2, dtype=torch.float64):
         logits[:, E // 2] -= 40  # an expert without tokens in the middle
     if routing == "collapsed":
         logits[:, :K] += 40
+    if routing == "empty":
+        logits[:, [0, E // 2, E - 1]] -= 40
     p_NK, experts_NK = logits.softmax(-1).topk(K)
     shapes = (N, D), (E, 2, width, D), (E, width, D), (N, D)
     x, w13, w2, dy = (torch.randn(*shape, generator=g, dtype=torch.float64).to(dtype) / 2 for shape in shapes)

@@ -61,12 +61,6 @@ def test_topk_indices_are_the_first_of_a_stable_sort(top_k, num_experts, fp64, d
     torch.testing.assert_close(scores_NE, before_NE, rtol=0, atol=0, equal_nan=True)
 
 
-def test_ties_go_to_the_lowest_expert_index():
-    module = router(E=6, K=3)
-    torch.nn.init.zeros_(module.weight_ED)
-    assert module(states(), ids()).topk_experts_NK.tolist() == [[0, 1, 2]] * 10
-
-
 def test_a_bias_affects_the_choice_but_not_the_weights_and_a_constant_changes_nothing():
     module, bias_E = router(renormalize=False), torch.tensor([0.0, 0, 0, 9, 9, 0])
     routing = module(states(), ids(), Biased(bias_E))

@@ -44,20 +44,11 @@ def test_the_papers_presets_have_its_parameter_counts(name, total, active, exper
 
 
 def shape(**changes) -> TransformerShape:
-    numbers = {
-        "vocab_size": 61,
-        "num_layers": 2,
-        "d_model": 32,
-        "num_heads": 4,
-        "d_expert": 24,
-        "num_experts": 6,
-        "top_k": 2,
-        "rope_theta": 1e4,
-        "norm_eps": 1e-5,
-        "gating": "softmax",
-        "renormalize": True,
-    }
-    return TransformerShape(**(numbers | changes))
+    plain = TransformerShape(
+        vocab_size=61, num_layers=2, d_model=32, num_heads=4, d_expert=24, num_experts=6, top_k=2, rope_theta=1e4,
+        norm_eps=1e-5, gating="softmax", renormalize=True,
+    )  # fmt: skip
+    return replace(plain, **changes)
 
 
 def copy_attention(ours, theirs) -> None:

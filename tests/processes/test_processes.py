@@ -138,28 +138,6 @@ def test_a_fork_server_that_was_killed_restarts_with_its_environment(tmp_path, n
     assert "COLOUR" not in os.environ
 
 
-@pytest.mark.slow
-def test_a_forked_job_has_torch_already_and_starts_in_less_than_a_second(tmp_path):
-    (tmp_path / "job.py").write_text(
-        "import sys, time\n"
-        "def work(file):\n    loaded = 'torch' in sys.modules\n    import simbal.training.run\n"
-        "    file.write_text(f'{loaded} {time.process_time()}')\n    return 0\n"
-    )
-    parent = tmp_path / "parent.py"
-    parent.write_text(
-        "import sys\nfrom pathlib import Path\nimport job\nfrom simbal.processes import ForkServer\n"
-        "if __name__ == '__main__':\n"
-        "    server = ForkServer(job.work, ['simbal.training.run'], {'OMP_NUM_THREADS': '1'})\n"
-        f"    assert server.start(Path({str(tmp_path / 'notes')!r}), {{}}).wait() == 0\n"
-        "    assert 'torch' not in sys.modules\n"
-    )
-    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH", "")]))
-    subprocess.run([sys.executable, str(parent)], check=True, env={**os.environ, "PYTHONPATH": path})
-    loaded, seconds = (tmp_path / "notes").read_text().split()
-    assert loaded == "True"
-    assert float(seconds) < 1  # of CPU time
-
-
 @pytest.fixture
 def parent():
     """A process to watch."""

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from simbal.errors import UserError
 from simbal.model.router import Router, Routing, Steering, without_dtype_change
 
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}  # options of strategies
+
 
 @dataclass(frozen=True)
 class Properties:

@@ -12,12 +12,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from simbal.balancing.base import Balancing, FinishedStep, Properties
-from simbal.config.values import check_choice, check_fraction, check_integer, check_nonnegative
+from simbal.balancing.base import DTYPES, Balancing, FinishedStep, Properties
+from simbal.config.values import check_choice, check_fraction, check_integer, check_nonnegative, check_positive
 from simbal.errors import UserError
 from simbal.model.router import Candidates, Groups, Router, Routing
 
-BIAS_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 ERRORS: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     "sign": ("sign(v_i)", torch.sign),
     "linear": ("kappa v_i", lambda scaled_LE: scaled_LE),
@@ -117,7 +116,7 @@ class LossFree(ChoiceBias):
             center: subtract each update's mean over the experts.
             bias_dtype: fp32; bf16 is only for studying rounding (with updates of 0.001, the bias stalls at 0.5).
         """
-        dtype = BIAS_DTYPES[check_choice("bias_dtype", bias_dtype, [*BIAS_DTYPES])]
+        dtype = DTYPES[check_choice("bias_dtype", bias_dtype, [*DTYPES])]
         super().__init__(num_layers, num_experts, bias_on, dtype)
         self.update_rate, self.center = check_nonnegative("update_rate", update_rate), center
         step = "(step_i - mean step)" if center else "step_i"
@@ -180,11 +179,13 @@ class BiasController(ChoiceBias):
         super().__init__(num_layers, num_experts, bias_on)
         self.update_rate = check_nonnegative("update_rate", update_rate)
         self.proportional = check_nonnegative("proportional", proportional)
-        self.error, self.kappa = check_choice("error", error, [*ERRORS]), check_nonnegative("kappa", kappa)
-        if not kappa:
-            raise UserError(f"kappa={kappa} must be above 0, or the bias never changes")
+        self.error, self.kappa = check_choice("error", error, [*ERRORS]), check_positive("kappa", kappa)
         self.center, self.momentum = center, check_fraction("momentum", momentum)
-        self.groups = _groups(groups, group_top_k)
+        check_integer("groups", groups, least=1)
+        check_integer("group_top_k", group_top_k, least=1)
+        if group_top_k > groups:
+            raise UserError(f"group_top_k={group_top_k} must be at most groups={groups}")
+        self.groups = Groups(groups, group_top_k, "best two")
         self.error_LE: Tensor = nn.Buffer(torch.zeros(num_layers, num_experts))
         # groups depend on the order of the experts
         self.properties = replace(type(self).properties, equivariant=group_top_k == groups)
@@ -210,8 +211,17 @@ class BiasController(ChoiceBias):
         """
         super().prepare(routers)
         self.error_LE = sized_for(routers, self.error_LE)
+        groups = self.groups
         for router in routers:
-            _require_groups(self.groups, len(router.weight_ED), router.top_k)
+            num_experts = len(router.weight_ED)
+            if num_experts % groups.count:
+                raise UserError(f"groups={groups.count} must divide model.num_experts={num_experts}")
+            eligible = groups.chosen * num_experts // groups.count
+            if eligible < router.top_k:
+                raise UserError(
+                    f"group_top_k={groups.chosen} leaves a token {eligible} experts, fewer than "
+                    f"model.top_k={router.top_k}"
+                )
 
     def choice_scores(self, candidates: Candidates) -> Tensor:
         """Return logits or gated scores plus the layer's bias, (N, E), with -inf outside of a token's groups."""
@@ -235,21 +245,3 @@ def load_deficit(counts_LE: Tensor) -> Tensor:
     """
     total_L1 = counts_LE.sum(1, keepdim=True)
     return (total_L1 - counts_LE.shape[1] * counts_LE).float() / total_L1.clamp(min=1)
-
-
-def _groups(count: int, chosen: int) -> Groups:
-    check_integer("groups", count, least=1)
-    check_integer("group_top_k", chosen, least=1)
-    if chosen > count:
-        raise UserError(f"group_top_k={chosen} must be at most groups={count}")
-    return Groups(count, chosen, "best two")
-
-
-def _require_groups(groups: Groups, num_experts: int, top_k: int) -> None:
-    if num_experts % groups.count:
-        raise UserError(f"groups={groups.count} must divide model.num_experts={num_experts}")
-    eligible = groups.chosen * num_experts // groups.count
-    if eligible < top_k:
-        raise UserError(
-            f"group_top_k={groups.chosen} leaves a token {eligible} experts, fewer than model.top_k={top_k}"
-        )

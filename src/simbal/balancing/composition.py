@@ -8,7 +8,6 @@ import inspect
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import entry_points
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -202,7 +201,7 @@ def build_strategy(name: str, keys: Mapping[str, Any], facts: Mapping[str, int],
     Raises:
         UserError: see `build_balancing`.
     """
-    strategy = (import_strategy if trusted else registered_strategy)(name, keys.get("_target_"))
+    strategy = import_strategy(name, keys.get("_target_"), trusted)
     arguments = {key: value for key, value in keys.items() if key not in ("_target_", "schedule")}
     check_arguments(f"balancing.{name}.", strategy, arguments, given=facts)
     requested = {fact: facts[fact] for fact in facts.keys() & inspect.signature(strategy).parameters.keys()}
@@ -212,51 +211,27 @@ def build_strategy(name: str, keys: Mapping[str, Any], facts: Mapping[str, int],
         raise UserError(f"balancing.{name}.{error}") from None
 
 
-def import_strategy(name: str, target: object) -> type[Balancing]:
-    """Return the class with the dotted path `target`, from any installed package or module.
+def import_strategy(name: str, target: object, trusted: bool = True) -> type[Balancing]:
+    """Return the strategy class with the dotted path `target`.
 
-    Namespace packages are excluded, because any folder would count as one.
-
-    Raises:
-        UserError: the class does not exist, or is not a strategy.
-    """
-    from hydra.utils import get_class  # imported here, because strategies do not need Hydra
-
-    package, reason = str(target).partition(".")[0], ""
-    try:
-        spec = find_spec(package)
-        imported = get_class(str(target)) if spec and spec.origin else None
-        if not imported:
-            reason = f": no package {package} is installed"
-    except (ImportError, ValueError, AttributeError):
-        imported = None
-    return _checked_subclass(name, target, imported, reason)
-
-
-def registered_strategy(name: str, target: object) -> type[Balancing]:
-    """Return the class with the dotted path `target` from the config.yaml of a run folder.
-
-    Run folders may come from other people, and importing a module executes it. So the class must be part of simbal or
-    an entry point of `ENTRY_POINT_GROUP` in an installed package.
+    Importing a module executes it, and run folders may come from other people. So without `trusted`, the class must be
+    part of simbal or an entry point of `ENTRY_POINT_GROUP` in an installed package.
 
     Raises:
-        UserError: the class is neither of these, or is not a strategy.
+        UserError: the class is not allowed, does not exist, or is not a strategy.
     """
     module, _, attribute = str(target).rpartition(".")
-    registered = any(point.value == f"{module}:{attribute}" for point in entry_points(group=ENTRY_POINT_GROUP))
-    if not registered and not module.startswith("simbal."):
+    registered = {point.value for point in entry_points(group=ENTRY_POINT_GROUP)}
+    if not (trusted or module.startswith("simbal.") or f"{module}:{attribute}" in registered):
         raise UserError(
             f"balancing.{name}: _target_={target} is not allowed in the config.yaml of a run: use a simbal strategy "
             f"or an entry point of the group {ENTRY_POINT_GROUP} in an installed package"
         )
+    reason = ""
     try:
         imported = getattr(import_module(module), attribute, None)
-    except ImportError:
-        imported = None
-    return _checked_subclass(name, target, imported)
-
-
-def _checked_subclass(name: str, target: object, imported: object, reason: str = "") -> type[Balancing]:
+    except (ImportError, TypeError, ValueError) as error:  # TypeError and ValueError: `module` is no absolute path
+        imported, reason = None, f": {error}"
     if not inspect.isclass(imported) or not issubclass(imported, Balancing):
         raise UserError(
             f"balancing.{name}: _target_={target} is not a subclass of simbal.balancing.base.Balancing{reason}"

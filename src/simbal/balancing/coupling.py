@@ -64,12 +64,12 @@ class ExpertRouterCoupling(Balancing):
 
     def losses(self, routings: Sequence[Routing], step_counts_LE: Tensor | None) -> Tensor:
         """Return every layer's loss, (L,)."""
-        return torch.stack([self._layer_loss(routing, layer) for layer, routing in enumerate(routings)])
-
-    def _layer_loss(self, routing: Routing, layer: int) -> Tensor:
-        assert routing.experts is not None, "ExpertRouterCoupling needs a simbal model"
-        gate_EFD, noise_ED = routing.experts.w13_E2FD[:, 0], self._noise(routing, layer)
-        return self.coef * excess(activations(routing.router_weight_ED, gate_EFD, noise_ED), self.alpha)
+        layers = []
+        for layer, routing in enumerate(routings):
+            assert routing.experts is not None, "ExpertRouterCoupling needs a simbal model"
+            gate_EFD, noise_ED = routing.experts.w13_E2FD[:, 0], self._noise(routing, layer)
+            layers.append(excess(activations(routing.router_weight_ED, gate_EFD, noise_ED), self.alpha))
+        return self.coef * torch.stack(layers)
 
     def _noise(self, routing: Routing, layer: int) -> Tensor:
         """Return the noise factors of the router's weight, (E, D)."""

@@ -106,13 +106,10 @@ class LoadBalancingLoss(Balancing):
         if step_counts_LE is None:
             return super().losses(routings, None)
         f_LE = step_counts_LE[:, :-1] / step_counts_LE[:, -1:]
-        return torch.stack([self._loss(routing, f_E) for routing, f_E in zip(routings, f_LE, strict=True)])
+        return torch.stack([self.loss(routing, f_E) for routing, f_E in zip(routings, f_LE, strict=True)])
 
-    def loss(self, routing: Routing) -> Tensor:
-        """Return the loss of one layer with f from the tokens of `routing`, a scalar."""
-        return self._loss(routing, None)
-
-    def _loss(self, routing: Routing, f_E: Tensor | None) -> Tensor:
+    def loss(self, routing: Routing, f_E: Tensor | None = None) -> Tensor:
+        """Return the loss of one layer, a scalar; without `f_E`, f comes from the tokens of `routing`."""
         experts_NK = self._experts(routing)
         groups = routing.num_sequences if self.scope == "sequence" else 1
         shape = (groups, -1, routing.probs_NE.shape[-1])

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from simbal.balancing.base import Balancing, FinishedStep, Properties
-from simbal.config.values import check_fraction, check_integer, check_nonnegative
+from simbal.config.values import check_fraction, check_integer, check_positive
 from simbal.errors import UserError
 from simbal.metrics.routing import chosen_experts
 from simbal.model.router import Candidates, Router, Routing, linear_logits
@@ -33,26 +33,14 @@ class CosineRouter(Balancing):
     def __init__(self, scale: float = 10.0) -> None:
         """Set the maximum logit, `scale`."""
         super().__init__()
-        self.scale = positive_scale(scale)
+        self.scale = check_positive("scale", scale)
 
     def logits(self, x_ND: Tensor, weight_ED: Tensor, layer: int) -> Tensor:
-        """Return the scaled cosines, (N, E)."""
-        return self.scale * row_cosines(x_ND, weight_ED)
+        """Return the scaled cosines, (N, E); 0 for a zero vector."""
+        return self.scale * F.linear(F.normalize(x_ND, dim=-1), F.normalize(weight_ED, dim=-1))
 
 
-def positive_scale(scale: float) -> float:
-    """Return `scale`; `UserError` unless it is above 0."""
-    if not check_nonnegative("scale", scale):
-        raise UserError(f"scale={scale} must be above 0, or all logits are equal")
-    return float(scale)
-
-
-def row_cosines(x_ND: Tensor, rows_ED: Tensor) -> Tensor:
-    """Return the cosines of hidden states and rows, (N, E); 0 for a zero vector."""
-    return F.linear(F.normalize(x_ND, dim=-1), F.normalize(rows_ED, dim=-1))
-
-
-class PrototypeRouter(Balancing):
+class PrototypeRouter(CosineRouter):
     """logits = scale * cos(x, w_i); after each step w_i = decay * w_i + (1 - decay) * mean of the x that chose i.
 
     The prototypes are the rows of the router's weight W. W is initialized by `router.init`, gets no gradient, optimizer
@@ -71,18 +59,14 @@ class PrototypeRouter(Balancing):
 
     def __init__(self, decay: float = 0.99, scale: float = 10.0) -> None:
         """Set the fraction of the old row that is kept, `decay` in [0, 1), and the maximum logit, `scale`."""
-        super().__init__()
-        self.decay, self.scale = check_fraction("decay", decay), positive_scale(scale)
+        super().__init__(scale)
+        self.decay = check_fraction("decay", decay)
 
     def prepare(self, routers: Sequence[Router]) -> None:
         """Freeze every router's weight, and make every router include its input in the routing."""
         for router in routers:
             router.weight_ED.requires_grad_(False)
             router.keeps_input = True
-
-    def logits(self, x_ND: Tensor, weight_ED: Tensor, layer: int) -> Tensor:
-        """Return the scaled cosines, (N, E)."""
-        return self.scale * row_cosines(x_ND, weight_ED)
 
     def measure(self, routings: Sequence[Routing]) -> Tensor:
         """Return the sum and the number of the hidden states that chose each expert, (L, E, D+1)."""
@@ -114,7 +98,7 @@ class LogitNorm(Balancing):
 
     def __init__(self, scale: float = 1.0) -> None:
         super().__init__()
-        self.scale = positive_scale(scale)
+        self.scale = check_positive("scale", scale)
 
     def adjust_logits(self, logits_NE: Tensor) -> Tensor:
         """Return the normalized logits, (N, E); the variance divides by E, not E - 1."""
@@ -133,10 +117,9 @@ class Temperature(Balancing):
     def __init__(self, temperature: float = 0.5, of_layers: list[float] | None = None) -> None:
         """Set one T for all layers, or one per MoE layer with `of_layers`."""
         super().__init__()
-        self.temperature, self.of_layers = temperature, of_layers
-        for key, value in {"temperature": [temperature], "of_layers": of_layers or []}.items():
-            if not all(0 < each < math.inf for each in value):
-                raise UserError(f"{key}={getattr(self, key)} must be above 0 and finite")
+        self.temperature, self.of_layers = check_positive("temperature", temperature), of_layers
+        for of_layer in of_layers or []:
+            check_positive("of_layers", of_layer)
 
     def prepare(self, routers: Sequence[Router]) -> None:
         """Raise `UserError` unless `of_layers` has one value per layer."""

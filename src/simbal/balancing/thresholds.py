@@ -16,15 +16,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from simbal.balancing.base import Balancing, FinishedStep, Properties, require_unused_experts
 from simbal.balancing.bias import sized_for
-from simbal.config.values import check_fraction, check_nonnegative
-from simbal.errors import UserError
+from simbal.config.values import check_fraction, check_positive
 from simbal.model.router import Candidates, Router, Routing, topk_indices
 
 
@@ -195,7 +193,7 @@ class ExpertChoice(ExpertThreshold):
     ) -> None:
         """Set the capacity of an expert and the `decay` of the mean; see also `LossFree`."""
         super().__init__(num_layers, num_experts, decay)
-        self.capacity_factor = check_capacity_factor(capacity_factor)
+        self.capacity_factor = check_positive("capacity_factor", capacity_factor)
         self.formula = (
             f"no loss; in training i takes the tokens with its {capacity_factor:g} NK/E largest p_ti; in evaluation t "
             "uses i if p_ti >= c_i, c_i: running mean over steps of the smallest p_ti that i took"
@@ -242,7 +240,7 @@ class Capacity(Balancing):
 
     def __init__(self, capacity_factor: float = 1.25) -> None:
         super().__init__()
-        self.capacity_factor = check_capacity_factor(capacity_factor)
+        self.capacity_factor = check_positive("capacity_factor", capacity_factor)
         self.formula = (
             f"no loss; in training an expert takes at most ceil({capacity_factor:g} NK/E) tokens of a micro-batch, "
             "first choices before second choices; drops do not change weights"
@@ -284,14 +282,3 @@ def even_load(scores_NE: Tensor, top_k: int, capacity_factor: float) -> Fraction
     """Return capacity_factor N K / E exactly, reading the factor as a decimal: 1.1 * 10 is exactly 11."""
     num_tokens, num_experts = scores_NE.shape
     return Fraction(str(capacity_factor)) * num_tokens * top_k / num_experts
-
-
-def check_capacity_factor(value: Any) -> float:
-    """Return a capacity factor as a float.
-
-    Raises:
-        UserError: it is not a finite number above 0.
-    """
-    if not check_nonnegative("capacity_factor", value):
-        raise UserError(f"capacity_factor={value} must be above 0")
-    return float(value)

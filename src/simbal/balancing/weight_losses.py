@@ -13,13 +13,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from simbal.balancing.base import Balancing, FinishedStep, Properties, WeightLoss
+from simbal.balancing.base import DTYPES, Balancing, FinishedStep, Properties, WeightLoss
 from simbal.config.values import check_choice, check_nonnegative
 from simbal.metrics.similarity import cosines, identity_deviation, mean_squared_cosine
-from simbal.model.router import ExpertWeights, Router, Routing
+from simbal.model.router import Router, Routing
 
 log = logging.getLogger("simbal")
-GRAM_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 class SimBal(WeightLoss):
@@ -43,7 +42,7 @@ class SimBal(WeightLoss):
         super().__init__()
         self.coef = check_nonnegative("coef", coef)
         self.reduction = check_choice("reduction", reduction, ("sum", "mean"))
-        self.gram_dtype = GRAM_DTYPES[check_choice("gram_dtype", gram_dtype, [*GRAM_DTYPES])]
+        self.gram_dtype = DTYPES[check_choice("gram_dtype", gram_dtype, [*DTYPES])]
         self.formula = f"coef * {reduction}_ij |W W^T - I|_ij, product in {gram_dtype}"
 
     def prepare(self, routers: Sequence[Router]) -> None:
@@ -121,20 +120,15 @@ class RowNorm(WeightLoss):
 
     def of_weight(self, weight_ED: Tensor) -> Tensor:
         """Return the loss of a router's weight, a scalar."""
-        return self.coef * row_norm_deviation(weight_ED)
+        rows_ED = weight_ED.to(torch.promote_types(weight_ED.dtype, torch.float32))
+        deviation_E: Tensor = torch.linalg.vector_norm(rows_ED, dim=1) - 1
+        return self.coef * deviation_E.square().mean()
 
 
 def normalized_deviation(weight_ED: Tensor) -> Tensor:
     """Return mean_ij (cos(w_i, w_j) - 1[i = j])^2 of router rows, a scalar."""
     cosines_EE = cosines(weight_ED)
     return (cosines_EE - torch.eye(len(cosines_EE), dtype=cosines_EE.dtype, device=cosines_EE.device)).square().mean()
-
-
-def row_norm_deviation(weight_ED: Tensor) -> Tensor:
-    """Return mean_i (|w_i| - 1)^2 of router rows, in at least fp32, a scalar."""
-    rows_ED = weight_ED.to(torch.promote_types(weight_ED.dtype, torch.float32))
-    deviation_E: Tensor = torch.linalg.vector_norm(rows_ED, dim=1) - 1
-    return deviation_E.square().mean()
 
 
 class ExpertOverlap(Balancing):
@@ -155,10 +149,7 @@ class ExpertOverlap(Balancing):
 
     def loss(self, routing: Routing) -> Tensor:
         """Return the loss of the layer's experts, a scalar."""
-        assert routing.experts is not None, "ExpertOverlap needs a simbal model"
-        return self.coef * mean_squared_cosine(expert_vectors(routing.experts))
-
-
-def expert_vectors(experts: ExpertWeights) -> Tensor:
-    """Return all weights of each expert as one vector, (E, P)."""
-    return torch.cat([experts.w13_E2FD.flatten(1), experts.w2_EFD.flatten(1)], 1)
+        experts = routing.experts
+        assert experts is not None, "ExpertOverlap needs a simbal model"
+        vectors_EP = torch.cat([experts.w13_E2FD.flatten(1), experts.w2_EFD.flatten(1)], 1)
+        return self.coef * mean_squared_cosine(vectors_EP)

@@ -32,6 +32,13 @@ def check_nonnegative(key: str, value: Any) -> float:
     return float(value)
 
 
+def check_positive(key: str, value: Any) -> float:
+    """Return `value` as a float; `UserError` unless it is a finite number above 0."""
+    if not check_nonnegative(key, value):
+        raise UserError(f"{key}={value} must be above 0")
+    return float(value)
+
+
 def check_fraction(key: str, value: float) -> float:
     """Return `value`; `UserError` unless it is at least 0 and below 1."""
     if not 0 <= value < 1:

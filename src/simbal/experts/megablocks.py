@@ -12,7 +12,6 @@ import importlib.util
 import os
 import sys
 import warnings
-from collections.abc import Mapping
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -27,7 +26,6 @@ from simbal.experts.backends import RoutingPlan
 
 BLOCK = 128
 INT32_ELEMENTS = 2**31
-WEIGHT_NAMES = ("mlp.w1", "mlp.v1", "mlp.w2")  # of gate, up and down in MegaBlocks' SparseGLU
 
 
 def megablocks(x_ND: Tensor, plan: RoutingPlan, w13_E2FD: Tensor, w2_EFD: Tensor) -> Tensor:
@@ -224,15 +222,3 @@ class Topology:
             self.begin_of_column, self.short_row_by_column_Z, self.by_column_Z, transpose, b, out,
         )  # fmt: skip
         return out
-
-
-def to_megablocks(w13_E2FD: Tensor, w2_EFD: Tensor) -> dict[str, Tensor]:
-    """Return the weights under the names of `ParallelDroplessMLP.state_dict()`, each (E*F, D)."""
-    gate_EFD, up_EFD = w13_E2FD.unbind(1)
-    return dict(zip(WEIGHT_NAMES, (w_EFD.flatten(0, 1) for w_EFD in (gate_EFD, up_EFD, w2_EFD)), strict=True))
-
-
-def from_megablocks(state: Mapping[str, Tensor], num_experts: int) -> tuple[Tensor, Tensor]:
-    """Return `w13_E2FD` and `w2_EFD` from the state dict of a MegaBlocks GLU."""
-    gate_EFD, up_EFD, w2_EFD = (state[name].view(num_experts, -1, state[name].shape[1]) for name in WEIGHT_NAMES)
-    return torch.stack([gate_EFD, up_EFD], 1), w2_EFD

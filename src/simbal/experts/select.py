@@ -51,36 +51,19 @@ class BackendChoice:
         return {"reason": self.reason} | versions
 
 
-@dataclass(frozen=True)
-class Measurement:
-    """The fastest measured backend for a device, a dtype and widths; None matches any width."""
-
-    device: str
-    dtype: torch.dtype
-    d_model: int | None
-    d_expert: int | None
-    backend: str
-    result: str
-
-    def fits(self, device: str, dtype: torch.dtype, d_model: int, d_expert: int) -> bool:
-        """Whether the measurement applies to this device, dtype and widths."""
-        fits = self.d_model in (None, d_model) and self.d_expert in (None, d_expert)
-        return fits and (self.device, self.dtype) == (device, dtype)
-
-
-# the first measurement that applies is used
-MEASURED = (
-    Measurement(
-        "cpu", torch.float32, None, None, "torch",
-        "as fast as reference within 8%, with a third of its activations",
-    ),  # ms of reference and torch, forward and backward on one thread, median of 8, balanced / skewed routing: 15.9
-    # and 15.6 / 14.5 and 15.5 at D 128, F 64, E 16, N 1024; 165 and 152 / 155 and 155 at D 256, F 256, E 32, N 2048
-    # (torch 2.13, November 2026)
-    Measurement("cuda", torch.bfloat16, 768, 768, "fused",
-                "1.6 times as fast as torch and 2.9 times as fast as megablocks on an H200"),
-    Measurement("cuda", torch.bfloat16, 1536, 1536, "fused",
-                "1.2 times as fast as torch and 1.9 times as fast as megablocks on an H200"),
-)  # fmt: skip
+# The fastest measured backend and the result, by device, dtype and widths (d_model, d_expert); None: any widths.
+# CPU: ms of reference and torch, forward and backward on one thread, median of 8, balanced / skewed routing: 15.9 and
+# 15.6 / 14.5 and 15.5 at D 128, F 64, E 16, N 1024; 165 and 152 / 155 and 155 at D 256, F 256, E 32, N 2048 (torch
+# 2.13, November 2026).
+MEASURED = {
+    ("cpu", torch.float32, None): ("torch", "as fast as reference within 8%, with a third of its activations"),
+    ("cuda", torch.bfloat16, (768, 768)): (
+        "fused", "1.6 times as fast as torch and 2.9 times as fast as megablocks on an H200",
+    ),
+    ("cuda", torch.bfloat16, (1536, 1536)): (
+        "fused", "1.2 times as fast as torch and 1.9 times as fast as megablocks on an H200",
+    ),
+}  # fmt: skip
 # backends to try, by device and in this order, if no measurement applies or the measured backend cannot run
 UNMEASURED = {"cuda": ("fused", "torch", "megablocks", "reference"), "cpu": ("torch", "reference")}
 
@@ -111,8 +94,11 @@ def _choose_automatically(device: torch.device, dtype: torch.dtype, d_model: int
 
     The reason names the backends that cannot run.
     """
-    fitting = (measured for measured in MEASURED if measured.fits(device.type, dtype, d_model, d_expert))
-    candidates = [(measured.backend, f"measured {measured.result}") for measured in fitting][:1]
+    candidates = []
+    for widths in ((d_model, d_expert), None):
+        if measured := MEASURED.get((device.type, dtype, widths)):
+            backend, result = measured
+            candidates.append((backend, f"measured {result}"))
     default = f"the default on {device.type}, no measurement for {dtype} and these widths"
     candidates += [(name, default) for name in UNMEASURED.get(device.type, ("reference",))]
     rejected: dict[str, str] = {}

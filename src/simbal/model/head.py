@@ -50,11 +50,13 @@ class _ChunkedHead(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         rows = max(1, CHUNK_ELEMENTS[x_ND.device.type] // len(weight_VD))
         nll_N, lse_N = (torch.empty_like(targets_N, dtype=torch.float32) for _ in range(2))
-        weight_PD = _padded(weight_VD, VOCAB_MULTIPLE[x_ND.device.type])
+        # pad with zero rows, e.g. for the odd V of cl100k_base; the kernel excludes them and gives them the gradient 0
+        missing = -len(weight_VD) % VOCAB_MULTIPLE[x_ND.device.type]
+        weight_PD = F.pad(weight_VD, (0, 0, 0, missing)) if missing else weight_VD
         if with_gradient:
             dx_ND = torch.empty_like(x_ND)
             dweight_PD = torch.zeros_like(weight_PD, dtype=torch.float32)
-        chunk_loss, add_product = CHUNK_LOSS[x_ND.device.type], ADD_PRODUCT[x_ND.device.type]
+        chunk_loss = CHUNK_LOSS[x_ND.device.type]
         for begin in range(0, len(x_ND), rows):
             chunk = slice(begin, begin + rows)
             nll_N[chunk], lse_N[chunk], dlogits_CP = chunk_loss(
@@ -62,7 +64,10 @@ class _ChunkedHead(torch.autograd.Function):
             )
             if dlogits_CP is not None:
                 dx_ND[chunk] = mm(dlogits_CP, weight_PD)
-                add_product(dweight_PD, dlogits_CP.T, x_ND[chunk])
+                if x_ND.is_cuda:  # adds in fp32 without rounding the product, and without a separate pass
+                    torch.addmm(dweight_PD, dlogits_CP.T, x_ND[chunk], out_dtype=torch.float32, out=dweight_PD)
+                else:
+                    dweight_PD += mm(dlogits_CP.T, x_ND[chunk])
         if with_gradient:
             ctx.save_for_backward(dx_ND, dweight_PD[: len(weight_VD)].to(weight_VD.dtype))
         ctx.mark_non_differentiable(nll_N)
@@ -77,15 +82,6 @@ class _ChunkedHead(torch.autograd.Function):
 def _scaled(gradient: Tensor, dloss: Tensor) -> Tensor:
     """Return gradient * dloss, rounded only once: rounding dloss = 1/3 to bf16 first would add an error of 0.2%."""
     return torch.mul(gradient, dloss[None], out=torch.empty_like(gradient))
-
-
-def _padded(weight_VD: Tensor, multiple: int) -> Tensor:
-    """Return the weight padded with rows of zeros, (P, D), e.g. for the odd V of cl100k_base.
-
-    The kernel excludes the padding from the softmax and gives it the gradient 0.
-    """
-    missing = -len(weight_VD) % multiple
-    return F.pad(weight_VD, (0, 0, 0, missing)) if missing else weight_VD
 
 
 def _chunk_loss_by_kernel(
@@ -103,44 +99,20 @@ def _chunk_loss_by_torch(
     x_CD: Tensor, weight_VD: Tensor, V: int, targets_C: Tensor, z_coef: float, N: int, with_gradient: bool
 ) -> ChunkLoss:
     """Return the negative log-likelihoods, log-normalizers and the logits' gradient in the logits' dtype, (C, V)."""
-    logits_CV = mm(x_CD, weight_VD.T)
-    exp_CV, total_C1, nll_C, lse_C = _softmax(logits_CV, targets_C)
-    if not with_gradient:
-        return nll_C, lse_C, None
-    return nll_C, lse_C, _dlogits(exp_CV, total_C1, lse_C, targets_C, z_coef, N).to(logits_CV.dtype)
-
-
-CHUNK_LOSS = {"cpu": _chunk_loss_by_torch, "cuda": _chunk_loss_by_kernel}
-
-
-def _add_rounded(sum_PD: Tensor, a_PC: Tensor, b_CD: Tensor) -> None:
-    """Add a product, rounded to its dtype, to a sum in fp32."""
-    sum_PD += mm(a_PC, b_CD)
-
-
-def _add_within_product(sum_PD: Tensor, a_PC: Tensor, b_CD: Tensor) -> None:
-    """Add a product to a sum in fp32 without rounding and without a separate pass over both; CUDA only."""
-    torch.addmm(sum_PD, a_PC, b_CD, out_dtype=torch.float32, out=sum_PD)
-
-
-ADD_PRODUCT = {"cpu": _add_rounded, "cuda": _add_within_product}
-
-
-def _softmax(logits_CV: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the exponentials, their sums, the negative log-likelihoods and the log-normalizers of one chunk."""
-    logits_CV = logits_CV.float()
+    product_CV = mm(x_CD, weight_VD.T)
+    logits_CV = product_CV.float()
     target_logits_C = logits_CV.gather(1, targets_C[:, None])[:, 0]
     max_C1 = logits_CV.amax(1, keepdim=True)
     exp_CV = logits_CV.sub_(max_C1).exp_()
     total_C1 = exp_CV.sum(1, keepdim=True)
     lse_C = (max_C1 + total_C1.log())[:, 0]
-    return exp_CV, total_C1, lse_C - target_logits_C, lse_C
-
-
-def _dlogits(exp_CV: Tensor, total_C1: Tensor, lse_C: Tensor, targets_C: Tensor, z_coef: float, N: int) -> Tensor:
-    """Return the gradient of the loss with respect to one chunk's logits, (C, V); overwrites `exp_CV`.
-
-    The gradient is ((1 + 2 z_coef lse) p - onehot(target)) / N with p = exp / total.
-    """
+    nll_C = lse_C - target_logits_C
+    if not with_gradient:
+        return nll_C, lse_C, None
+    # ((1 + 2 z_coef lse) p - onehot(target)) / N with p = exp / total
     exp_CV *= (1 / N * (1 + 2 * z_coef * lse_C))[:, None] / total_C1
-    return exp_CV.scatter_add_(1, targets_C[:, None], exp_CV.new_full((len(exp_CV), 1), -1 / N))
+    dlogits_CV = exp_CV.scatter_add_(1, targets_C[:, None], exp_CV.new_full((len(exp_CV), 1), -1 / N))
+    return nll_C, lse_C, dlogits_CV.to(product_CV.dtype)
+
+
+CHUNK_LOSS = {"cpu": _chunk_loss_by_torch, "cuda": _chunk_loss_by_kernel}

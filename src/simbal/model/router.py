@@ -282,10 +282,8 @@ def kept_weights(kept_NE: Tensor, experts_NK: Tensor, weights_NK: Tensor, num_ex
 
 def count_tokens(experts_NK: Tensor, num_experts: int) -> Tensor:
     """Return the number of tokens per expert, (E,), as int64, so the order of summation does not matter."""
-    counts = torch.zeros(
-        num_experts + 1, dtype=torch.int64, device=experts_NK.device
-    )  # the last entry is for empty slots
     slots_R = experts_NK.reshape(-1)
+    counts = torch.zeros(num_experts + 1, dtype=torch.int64, device=slots_R.device)  # the last entry is for empty slots
     return counts.scatter_add_(0, slots_R, torch.ones_like(slots_R))[:num_experts]
 
 

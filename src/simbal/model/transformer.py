@@ -137,16 +137,14 @@ class Transformer(nn.Module):
             visible_B1SS = None if document_end is None else document_mask(tokens_BS, document_end)
         x_BSD = self.embedding(tokens_BS)
         routings = []
+        recompute = self.activation_checkpointing and torch.is_grad_enabled()
         for layer, block in enumerate(self.blocks):
+            run: Callable[..., Any] = partial(checkpoint, block, use_reentrant=False) if recompute else block
             past = None if cache is None else cache.layers[layer]
-            x_BSD, routing = self._run(block)(x_BSD, rotation_2SP, visible_B1SS, tokens_BS, steering, past)
+            x_BSD, routing = run(x_BSD, rotation_2SP, visible_B1SS, tokens_BS, steering, past)
             if routing is not None:
                 routings.append(routing)
         return self.norm(x_BSD), routings
-
-    def _run(self, block: nn.Module) -> Callable[..., Any]:
-        recompute = self.activation_checkpointing and torch.is_grad_enabled()
-        return partial(checkpoint, block, use_reentrant=False) if recompute else block
 
     @property
     def feed_forwards(self) -> list[MoELayer | FeedForward]:
