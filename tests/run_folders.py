@@ -57,6 +57,7 @@ def fake_spec(base: RunSpec, tmp_path: Path, balancing: str, seed: int, keys: di
     values = {
         "balancing": {balancing: {"_target_": "simbal.balancing.weight_losses.SimBal", "coef": 0.1}},
         "seed": seed,
+        "optim.warmup_steps": 10,  # fewer than the steps of a fake run
         "name": "fake",
         "output_dir": str(tmp_path / "outputs"),
     } | {key: value for key, value in keys.items() if key not in options}

@@ -62,10 +62,11 @@ class Study:
         if has_spread and baseline:
             found["low"], found["high"] = ttest_1samp(numbers, 0).confidence_interval()
             found["effect"] = found["mean"] / found["sd"]
-        for corrected in (self.table["baseline"], baseline) if baseline else ():  # Holm's correction as in the table
-            row = self.compared(corrected)[name]
-            if row.other and row.other.name == baseline and (one := row.differences.get(key)):
-                return found | {"conclusion": one.conclusion, "detectable": one.detectable}
+        for compared in (self.table["baseline"], baseline) if baseline else ():  # intervals as in the table
+            row = self.compared(compared).get(name)
+            if row and row.other and row.other.name == baseline and (one := row.differences.get(key)) and one.low:
+                ends = {"low": one.low, "high": one.high, "detectable": one.detectable}
+                return found | {"mean": one.mean, "conclusion": one.conclusion} | ends
         return found
 
     def _values(self, key: str, names: str) -> dict[tuple[int, int], float]:

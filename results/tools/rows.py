@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from simbal.metrics.definitions import NUMBERS
-from simbal.report.comparison import Row, baseline_arms, conclude, differences
+from simbal.report.comparison import Row, baseline_arms, compare_pairs
 from simbal.report.statistics import ROUNDING, interval, summarize
 from simbal.runs.curves import DocumentSums
 
@@ -43,6 +43,7 @@ class StudyArm:
     balancing: str
     setting: str
     runs: tuple[StudyRun, ...]
+    untrained: str = ""  # see `simbal.report.arms.Arm`
 
     def values(self, key: str) -> dict[int, float]:
         """Return a number by seed, for the runs that have it."""
@@ -73,13 +74,18 @@ def read_table(folder: Path) -> dict[str, Any]:
 
 def recompute(arms: dict[str, StudyArm], table: dict[str, Any]) -> dict[str, Row]:
     """Return the comparison of the arms, with the baseline and metrics of table.json."""
-    metrics, rows = [METRICS[key] for key in table["metrics"]], list[Row]()
-    for arm, others in zip(arms.values(), baseline_arms([*arms.values()], table["baseline"]), strict=True):
-        other = others[0] if len(others) == 1 and others[0] is not arm else None
-        found = differences(arm, other, metrics) if other else {}
-        rows.append(Row(arm, {key: summarize([*arm.values(key).values()]) for key in table["metrics"]}, other, found))
-    conclude(rows, metrics, table["equivalence_margin"])
-    return dict(zip(arms, rows, strict=True))
+    metrics, others = [METRICS[key] for key in table["metrics"]], baseline_arms([*arms.values()], table["baseline"])
+    pairs = [(arm, found[0]) for arm, found in zip(arms.values(), others, strict=True) if found not in ([], [arm])]
+    compared = compare_pairs(pairs, metrics, table["equivalence_margin"])
+    differences = {arm.name: found for (arm, _), found in zip(pairs, compared, strict=True)}
+    other_of = {arm.name: other for arm, other in pairs}
+    return {
+        name: Row(
+            arm, {key: summarize([*arm.values(key).values()]) for key in table["metrics"]}, other_of.get(name),
+            differences.get(name, {}),
+        )
+        for name, arm in arms.items()
+    }  # fmt: skip
 
 
 def check_json(rows: dict[str, Row], table: dict[str, Any]) -> list[str]:

@@ -4,16 +4,17 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from results.tools.pages import Pages, compare_lines
-from results.tools.rows import METRICS, check_json
+from results.tools.rows import METRICS, check_json, read_rows, read_table, recompute
 from simbal.report.columns import ABSENT, Cell
 from simbal.report.comparison import Row
-from simbal.report.render import markdown_table
-from simbal.report.sections import differences, means, tokens_to_loss
+from simbal.report.render import escape, markdown_table
+from simbal.report.sections import Section, differences, means, tokens_to_loss
 from simbal.report.table import Table
 from simbal.report.tokens_to_loss import SlopeSaving, TokensToLoss
 
@@ -48,20 +49,40 @@ def check_sums(results: Path) -> list[str]:
 
 def check_table(file: Path, names: Iterable[str], table: dict[str, Any]) -> list[str]:
     """Return a message for each line of table.md that does not follow from table.json with these arm `names`."""
-    metrics = [METRICS[key] for key in table["metrics"]]
-    rows = [_row(name, arm) for name, arm in zip(names, table["arms"], strict=True)]
-    shown = Table(table["name"], [*table["arms"][0]["label"]], metrics, rows, table["baseline"], [])
-    parts = means(shown), differences(shown), tokens_to_loss(shown)
-    given = "\n".join(markdown_table(part.headings, part.lines) for part in parts if part.rows).splitlines()
+    parts = sections_of(names, table)
+    given = "\n".join(markdown_table(part.headings, part.lines) for part in parts).splitlines()
     return compare_lines(
         [line for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("|")], given
     )
+
+
+def rewrite(folder: Path) -> None:
+    """Compute the differences in table.json again from rows.csv, and write table.md."""
+    file = folder / "table.json"
+    arms, table = read_rows(folder), read_table(folder)
+    for row, kept in zip(recompute(arms, table).values(), table["arms"], strict=True):
+        kept["differences"] = {key: asdict(difference) for key, difference in row.differences.items()}
+    file.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+    parts = [f"# {escape(table['name'])}"]
+    for part in sections_of(arms, table):
+        parts += [f"{escape(part.title)}:", markdown_table(part.headings, part.lines)]
+    (folder / "table.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+
+
+def sections_of(names: Iterable[str], table: dict[str, Any]) -> list[Section]:
+    """Return the sections of table.md that follow from table.json."""
+    metrics = [METRICS[key] for key in table["metrics"]]
+    rows = [_row(name, arm) for name, arm in zip(names, table["arms"], strict=True)]
+    shown = Table(table["name"], [*table["arms"][0]["label"]], metrics, rows, table["baseline"], [])
+    return [part for part in (means(shown), differences(shown), tokens_to_loss(shown)) if part.rows]
 
 
 def _row(name: str, arm: dict[str, Any]) -> Row:
     """Return an arm of table.json as a row of a table."""
     found = json.loads(json.dumps(arm), object_hook=lambda one: SimpleNamespace(**one))
     found.name, found.seeds = name, [run.seed for run in found.runs]
+    for run in found.runs:
+        run.ngram_losses = {}
     found.label = {key: Cell(text or ABSENT) for key, text in arm["label"].items()}
     if tokens := arm["tokens_to_loss"]:
         by_slope = tokens["by_slope"] and SlopeSaving(**tokens["by_slope"])

@@ -52,7 +52,7 @@ def test_the_terminal_has_at_most_four_lines_of_notes_unless_all_are_requested(f
 
 
 def test_a_number_whose_difference_is_not_resolved_is_faint(folder):
-    text = printed(build("t", collect(folder)), 120, styles=True)
+    text = printed(build("t", collect(folder)), 160, styles=True, explain=True)
     (means,) = re.findall(r"simbal +3 +0-2.*", text.rpartition("standard deviation over seeds")[2])
     assert re.search(r"\x1b\[2m[^\x1b]*99\.000 ", means)  # perplexity
     assert re.search(r"\x1b\[2m[^\x1b]*0\.500", means) is None  # MaxVio, which is clearly higher
@@ -76,7 +76,7 @@ def test_csv_and_json_trace_every_number_to_its_runs(folder):
 
 
 def test_all_files_have_the_pairs(folder):
-    report(folder, compare="all")
+    report(folder, compare="all", save=True)
     (pair,) = json.loads((folder / "table.json").read_text())["pairs"]
     lines = csv.DictReader((folder / "table.csv").read_text().splitlines())
     line = next(line for line in lines if line["difference"])
@@ -84,6 +84,16 @@ def test_all_files_have_the_pairs(folder):
     assert (line["balancing"], line["baseline"]) == (pair["arm"], pair["other"]) == ("simbal", "lbl")
     for file in ("table.md", "table.tex", "index.html"):
         assert "simbal - lbl" in (folder / file).read_text()
+
+
+def test_keys_that_change_the_table_are_only_printed_unless_saved(folder, capsys):
+    report(folder, columns=["ppl"])
+    assert not (folder / "table.md").exists()
+    assert "nothing written" in capsys.readouterr().out
+    report(folder, columns=["ppl"], save=True)
+    assert "MaxVio" not in (folder / "table.md").read_text()
+    report(folder)
+    assert "MaxVio" in (folder / "table.md").read_text()
 
 
 def test_latex_is_balanced_has_a_cell_for_every_column_and_escapes_what_latex_acts_on(folder):

@@ -7,13 +7,14 @@ from statistics import fmean, stdev
 import pytest
 
 from simbal.errors import UserError
+from simbal.metrics.definitions import NUMBERS
 from simbal.report import sections
 from simbal.report.arms import label_columns, label_of, short_label
 from simbal.report.collect import collect
-from simbal.report.columns import ABSENT, Cell
+from simbal.report.columns import ABSENT, Cell, choose_columns
+from simbal.report.comparison import conclusion_word
 from simbal.report.notes import is_control, notes
 from simbal.report.report import report
-from simbal.report.statistics import holm
 from simbal.report.table import build
 
 UNIFORM = {"balancing.uniform._target_": "simbal.balancing.controls.UniformRouting"}
@@ -124,10 +125,10 @@ def test_every_pair_is_compared_and_corrected_over_all_pairs(coefficients):
         (names[i], names[j]) for i in range(4) for j in range(i)
     ]
     found = [row.differences["val/ppl"] for row in table.pairs]
-    assert [one.p_holm for one in found] == pytest.approx(holm([one.p for one in found]))
+    assert {one.degrees for one in found} == {(4 - 1) * (3 - 1)}
     assert found[2].mean == pytest.approx(found[1].mean - found[0].mean)
     assert not any(row.differences for row in table.rows)
-    assert "number of pairs of arms" in " ".join(notes(table))
+    assert "all pairs (Tukey)" in " ".join(notes(table))
 
 
 def test_label_columns_are_the_differing_keys_and_the_baseline_is_equal_in_all_others(write_run):
@@ -175,50 +176,111 @@ def test_a_number_that_some_runs_lack_counts_only_the_seeds_that_have_it(write_r
     assert "0.500 (n=1)" in sections.means(table).lines[0]
 
 
-def test_the_conclusion_uses_holms_p_if_several_arms_are_compared(write_arm, write_run):
+def test_the_conclusion_is_read_off_the_interval(write_arm, write_run):
     def write(name, shift, scale=1.0):
         noise = (0.012, -0.012, 0.004, -0.004)
         return write_arm(name, *(20 * math.exp(shift + scale * one) for one in noise))
 
-    def conclusions(**options):
+    def found(**options):
         rows = table_of(folder, **options).compared
-        return {row.arm.name: row.differences["val/ppl"].conclusion for row in rows}
+        return {row.arm.name: row.differences["val/ppl"] for row in rows}
 
     write("lbl", 0.0, 0.0)
-    folder = write("lf", -0.02)
-    assert conclusions() == {"lf": "better"}
     write("simbal", -0.05)
-    write("ortho_init", 0.0, 0.25)
-    assert conclusions() == {"lf": "not resolved", "simbal": "better", "ortho_init": "equivalent"}
-    assert conclusions(margin=0.001)["ortho_init"] == "not resolved"
-    lf = next(row for row in table_of(folder).rows if row.arm.name == "lf").differences["val/ppl"]
-    assert lf.p < 0.05 < lf.p_holm
+    write("uniform", 0.01)
+    folder = write("ortho_init", 0.0, 0.25)
+    words = {name: one.conclusion for name, one in found(margin=0.04).items()}
+    assert words == {"simbal": "better", "uniform": "equivalent", "ortho_init": "equivalent"}
+    for difference in found().values():
+        assert ("better" in difference.conclusion) == (difference.high < 0) == (difference.p < 0.05)
+    assert found(margin=0.001)["ortho_init"].conclusion == "not resolved"
     write_run("lbl", 9, keys={"equivalence_margin": 0.5})
-    assert conclusions()["ortho_init"] == "not resolved"
+    assert found()["ortho_init"].conclusion == "not resolved"
     assert notes_of(folder, "choose one with equivalence_margin=")
 
 
-def test_an_arm_without_noise_counts_in_holms_correction_and_a_single_pair_does_not(write_arm):
-    write_arm("lbl", 20.0, 20.5, 20.2, 20.1)
+def test_loss_perplexity_and_bits_per_byte_have_the_same_word(write_run):
+    for name, shift in (("lbl", 0.0), ("simbal", -0.01), ("lf", -0.1)):
+        for seed, noise in enumerate((0.01, -0.01, 0.005, -0.005, 0.0)):
+            loss = 3 + shift + noise * (name != "lbl")
+            metrics = {"val/loss": loss, "val/ppl": math.exp(loss), "val/bpb": loss / 3}
+            folder = write_run(name, seed, metrics=metrics).parent
+    table = table_of(folder, metrics=choose_columns(["loss", "ppl", "bpb"], collect(folder)))
+    words = [[one.conclusion for one in row.differences.values()] for row in table.compared]
+    assert sorted(words) == [["better"] * 3, ["equivalent"] * 3]
+
+
+def test_an_identical_arm_is_called_identical_and_adds_nothing_to_the_noise(write_arm):
+    values = (20.0, 20.5, 20.2, 20.1)
+    write_arm("lbl", *values)
     write_arm("simbal", 19.0, 19.6, 19.1, 19.2)
-    write_arm("lf", *(1.1 * ppl for ppl in (20.0, 20.5, 20.2, 20.1)))
-    folder = write_arm("ortho_init", 22.0)
-    found = {row.arm.name: row.differences["val/ppl"] for row in table_of(folder).compared}
-    assert found["simbal"].p_holm == pytest.approx(2 * found["simbal"].p)
-    for name in ("lf", "ortho_init"):
-        assert (found[name].p_holm, found[name].conclusion) == (None, "not resolved")
+    before = table_of(write_arm("lf", 21.0, 21.6, 21.3, 21.4)).compared
+    after = table_of(write_arm("ortho_init", *values)).compared
+    found = {row.arm.name: row.differences["val/ppl"] for row in after}
+    assert found.pop("ortho_init").conclusion == "identical"
+    assert found == {row.arm.name: row.differences["val/ppl"] for row in before}
 
 
 @pytest.mark.parametrize(
-    ("seeds", "word"), [(1, "single seed"), (2, "±12.7 standard errors"), (5, "cannot give p below 0.0625")]
+    ("low", "high", "metric", "word"),
+    [
+        (-0.03, -0.002, "val/loss", "better"),
+        (-0.03, -0.0009, "val/loss", "barely better"),
+        (0.0009, 0.03, "val/loss", "barely worse"),
+        (-0.0253, 0.01, "val/loss", "barely equivalent"),
+        (-0.01, 0.01, "val/loss", "equivalent"),
+        (0.01, 0.02, "val/loss", "worse"),  # within the margin too: a difference takes precedence
+        (-0.03, 0.01, "val/loss", "not resolved"),
+        (0.0001, 0.0002, "val/seu", "higher"),
+        (-1.0, -0.5, "val/unique_experts", "worse"),
+    ],
 )
-def test_notes_say_what_few_seeds_cannot_show(write_arm, seeds, word):
-    write_arm("lbl", *(100.0, 101.0, 99.0, 102.0, 98.0)[:seeds])
-    folder = write_arm("simbal", *(97.0, 99.0, 96.0, 98.5, 95.5)[:seeds])
-    assert notes_of(folder, word)
-    if seeds == 1:
-        cells = ["-3.0%", "—", "not resolved", "—", "—", "—", "—", "1"]
-        assert sections.differences(table_of(folder)).lines[0][2:] == cells
+def test_words_of_intervals(low, high, metric, word):
+    (found,) = (one for one in NUMBERS if one.key == metric)
+    assert conclusion_word(low, high, found, 0.026) == word
+    assert "equivalent" not in conclusion_word(low, high, found, None)
+
+
+def test_runs_that_never_reach_the_peak_rate_or_the_unigram_loss_have_no_conclusions(write_run):
+    def write(**fields):
+        for name, mean in {"lbl": 5.0, "simbal": 4.0, "lf": 6.8}.items():
+            for seed, noise in enumerate((0.0, 0.01, 0.04)):
+                loss = mean + noise * (name != "lbl")
+                data = {"text": "a", "tokens": "b", "source": "", "ngrams": {"losses": {"1": 6.6, "2": 3.9}}}
+                metrics = {"val/loss": loss, "val/ppl": math.exp(loss)}
+                folder = write_run(name, seed, metrics=metrics, data=data, **fields).parent
+        return folder
+
+    folder = write()
+    words = {row.arm.name: row.differences["val/ppl"].conclusion for row in table_of(folder).compared}
+    assert words == {"simbal": "better", "lf": ""}
+    assert notes_of(folder, "No conclusions for lf: ", "unigram")
+    table = table_of(write(steps=10))
+    assert {row.differences["val/ppl"].conclusion for row in table.compared} == {""}
+    assert {row.differences["val/ppl"].low for row in table.compared} == {None}
+    assert notes_of(folder, "No conclusions for lbl, lf, simbal: ", "warm-up of 10")
+
+
+def test_ngram_models_are_rows_of_the_table_and_a_baseline_close_to_them_is_noted(write_run):
+    for seed in range(2):
+        data = {"text": "a", "tokens": "b", "source": "", "ngrams": {"losses": {"1": 6.0, "2": 4.0, "3": 3.2}}}
+        metrics = {"val/loss": 3.1, "val/ppl": math.exp(3.1), "val/bpb": 1.55}
+        folder = write_run("lbl", seed, metrics=metrics, data=data).parent
+    lines = sections.means(table_of(folder, metrics=choose_columns(["loss", "ppl", "bpb"], collect(folder)))).lines
+    assert [line[0] for line in lines] == ["lbl", "unigram model", "bigram model", "3-gram model"]
+    assert lines[-1][3:] == ["3.2000", f"{math.exp(3.2):.3f}", "1.6000"]
+    assert notes_of(folder, "0.10 nats below", "3-gram model", "memorizing n-grams")
+
+
+def test_notes_say_what_few_seeds_cannot_show(write_arm):
+    values = {"lbl": (100.0, 101.0, 99.0), "simbal": (97.0, 99.0, 96.0)}
+    for seeds, word in ((1, "single seed"), (3, "3 seeds are few")):
+        for name, perplexities in values.items():
+            folder = write_arm(name, *perplexities[:seeds])
+        assert notes_of(folder, word)
+        if seeds == 1:
+            cells = ["-3.0%", "—", "not resolved", "—", "—", "—", "—", "—", "1"]
+            assert sections.differences(table_of(folder)).lines[0][2:] == cells
 
 
 def test_arms_that_differ_in_experts_per_token_are_noted(write_run):
@@ -280,4 +342,4 @@ def test_power_counts_the_missing_pairs_and_their_hours(write_run):
             ppl = 20 * math.exp(shift if name == "simbal" else 0.0)
             run = write_run(name, seed, metrics={"val/ppl": ppl}, seconds=1800.0)
     section = sections.power(table_of(run.parent))
-    assert section.lines == [["simbal", "perplexity ↓", "0.0580", "3", "39 (39.0 h)", "42 (42.0 h)"]]
+    assert section.lines == [["simbal", "perplexity ↓", "0.0580", "3", "39 (39.0 h)", "52 (52.0 h)"]]

@@ -30,8 +30,8 @@ SHAPES = (
     "M0.5,-0.87L1,0L0.5,0.87L-0.5,0.87L-1,0L-0.5,-0.87Z", "M0,-1L0.59,0.81L-0.95,-0.31L0.95,-0.31L-0.59,0.81Z",
 )  # fmt: skip
 CONCLUSIONS = {
-    "better": "#00795a", "worse": "#c2410c", "equivalent": "#0b5cad", "higher": "#7c5ab8", "lower": "#7c5ab8",
-    "not resolved": "#737b84",
+    "better": "#00795a", "worse": "#c2410c", "equivalent": "#0b5cad", "identical": "#0b5cad", "higher": "#7c5ab8",
+    "lower": "#7c5ab8", "not resolved": "#737b84",
 }  # fmt: skip
 PAPER_COLORS = {"ink": "#1f2328", "muted": "#4b535c", "line": "#d0d7de", "card": "white"}
 PAPER_COLORS |= {word.replace(" ", "-"): color for word, color in CONCLUSIONS.items()}

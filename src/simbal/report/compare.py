@@ -13,7 +13,7 @@ from simbal.metrics.definitions import Metric
 from simbal.report.arms import Arm, group_runs, label_columns, seed_ranges
 from simbal.report.collect import Run, collect, difference_in_setting, read_run
 from simbal.report.columns import ABSENT, Cell, default_columns
-from simbal.report.comparison import Row, compare, conclude, differences, every_pair
+from simbal.report.comparison import compare, every_pair, rows_of_pairs
 from simbal.report.sections import Section
 from simbal.report.table import Table, absent_runs, shared_config_value
 from simbal.runs.folder import is_run
@@ -95,16 +95,15 @@ def build_both(
     arms = [*_with_folder(ours, first), *_with_folder(theirs, second)] if equal else [*ours, *theirs]
     if baseline is None and not equal:
         baseline = shared_config_value(runs, "baseline")
-    rows = compare(arms, baseline, metrics, paper)
+    rows = compare(arms, baseline, metrics, margin, paper)
     compared, pairs_of = [], "every pair of arms"
     if pairs:
-        compared = every_pair(rows, metrics)
+        compared = every_pair([row.arm for row in rows], metrics, margin)
     elif baseline is None:
-        compared = [Row(new, {}, old, differences(new, old, metrics)) for new, old in equal]
+        compared = rows_of_pairs(equal, metrics, margin)
         pairs_of = f"equal arms, {second.name} - {first.name},"
     if compared:
         rows = [replace(row, differences={}, tokens_to_loss=None) for row in rows]
-    conclude(compared or rows, metrics, margin)
     return Table(
         f"{first.name} and {second.name}", [*columns, FOLDER] if equal else columns, metrics, rows, baseline,
         absent_runs(runs, columns), paper, margin=margin, pairs=compared, pairs_of=pairs_of,

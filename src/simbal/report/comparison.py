@@ -168,7 +168,8 @@ def _compare_metric(
         if difference and (interval := intervals.get(place)):
             difference = replace(
                 difference, mean=interval.mean, low=interval.mean - interval.half, high=interval.mean + interval.half,
-                p=interval.p, detectable=interval.detectable, pooled=interval.pooled,
+                error=interval.error, degrees=interval.degrees, p=interval.p, detectable=interval.detectable,
+                pooled=interval.pooled,
             )  # fmt: skip
         if difference and (decides := deciding.get(place)):
             low, high = decides.mean - decides.half, decides.mean + decides.half
@@ -184,13 +185,13 @@ def _compare_metric(
 
 
 def _intervals(pairs: Sequence[Pair], metric: Metric, all_pairs: bool, alpha: float) -> dict[int, Interval]:
-    """Return the interval of each pair by its place in `pairs`; none for identical arms and unmeasured noise."""
+    """Return the interval of each pair by its place in `pairs`; none for identical or untrained arms."""
     names = {id(arm): str(place) for place, arm in enumerate({id(arm): arm for pair in pairs for arm in pair}.values())}
     cells: dict[str, dict[int, float]] = {}
     places: dict[tuple[str, str], int] = {}
     for place, (arm, other) in enumerate(pairs):
         ours, theirs = _values(_without_copies(arm, other), metric), _values(other, metric)
-        if _are_identical(ours, theirs) or len(ours.keys() & theirs) < 2:
+        if _are_identical(ours, theirs) or len(ours.keys() & theirs) < 2 or arm.untrained or other.untrained:
             continue
         name, other_name = names[id(arm)], names[id(other)]
         cells[name] = {seed: value for seed, value in ours.items() if seed in cells.get(name, ours)}

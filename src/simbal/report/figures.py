@@ -14,6 +14,7 @@ from simbal.report.columns import unlike_settings
 from simbal.report.comparison import Row
 from simbal.report.curves import MOST_ARMS, Curve, ShownArm
 from simbal.report.sections import comparison_name, difference_cells, on_scale
+from simbal.report.statistics import UNRESOLVED
 from simbal.report.table import Table
 from simbal.runs.atomic import explain_write_errors, write_text
 
@@ -97,9 +98,10 @@ def interval(table: Table, row: Row, metric: Metric) -> Interval:
     mean, ends = cells["difference"], cells["95% interval"]
     low, high = on_scale(difference, difference.low), on_scale(difference, difference.high)
     assert mean.value is not None
-    short = f"{mean.text} {difference.conclusion}"
-    text = short if low is None else f"{mean.text} [{ends.text.replace(' to ', ', ')}] {difference.conclusion}"
-    return Interval(comparison_name(table, row), mean.value, low, high, difference.conclusion, text, short)
+    short = f"{mean.text} {difference.conclusion}".rstrip()
+    text = short if low is None else f"{mean.text} [{ends.text.replace(' to ', ', ')}] {difference.conclusion}".rstrip()
+    word = difference.conclusion.removeprefix("barely ") or UNRESOLVED  # decides the color
+    return Interval(comparison_name(table, row), mean.value, low, high, word, text, short)
 
 
 def write_figures(shown: Sequence[Card], folder: Path) -> None:

@@ -93,7 +93,10 @@ def verdict(table: Table) -> str:
     measured = (metric for metric in table.metrics if any(metric.key in row.differences for row in table.compared))
     if (metric := next(measured, None)) is None:
         return ""
-    intervals = [figures.interval(table, row, metric) for row in table.compared if metric.key in row.differences]
+    shown = [row for row in table.compared if metric.key in row.differences and row.differences[metric.key].conclusion]
+    if not shown:
+        return ""
+    intervals = [figures.interval(table, row, metric) for row in shown]
     texts = [f"{one.arm} {one.text}" for one in intervals]
     if len(intervals) > MOST_IN_VERDICT:
         counts = Counter(one.conclusion for one in intervals)

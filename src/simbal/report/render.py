@@ -22,14 +22,14 @@ from simbal.report.columns import ABSENT, Cell
 from simbal.report.comparison import Row
 from simbal.report.notes import notes, remarks
 from simbal.report.sections import Section, status_and_error
-from simbal.report.statistics import PairedDifference
+from simbal.report.statistics import Difference
 from simbal.report.table import Table
 from simbal.runs.atomic import write_json, write_text
 
 MOST_NOTE_LINES = 4
 MOST_ROWS = 100  # rows of arms, and of runs without a result, on the terminal
 # columns to leave out on a narrow terminal, in this order
-SPARE = ("Welch p", "d_z", "p", "detectable", "tokens needed", "seeds", "over documents", "pairs")
+SPARE = ("Welch p", "d_z", "p (paired)", "p", "detectable", "tokens needed", "seeds", "over documents", "pairs")
 GAP = 2  # spaces for each column
 NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"
 MARKUP = re.compile(r"[\\|*]|<(?=[A-Za-z/!?])")
@@ -42,20 +42,20 @@ SIGNS = {
 NEGATIVE = re.compile(r"(?<![\w.-])-(?=\.?\d)")
 LATEX = re.compile(f"[{re.escape(''.join(SIGNS))}]|[^\x00-\x7f\u00c0-\u00ff]")  # what LaTeX would alter
 CSV_NUMBERS = (
-    "metric", "mean", "sd", "n", "seeds", "baseline", "scale", "difference", "low", "high", "pairs", "p", "p_holm",
-    "d_z", "detectable", "p_equivalent", "conclusion", "documents_error", "documents_low", "documents_high",
+    "metric", "mean", "sd", "n", "seeds", "baseline", "scale", "difference", "low", "high", "pairs", "p",
+    "p_paired", "d_z", "detectable", "pooled", "conclusion", "documents_error", "documents_low", "documents_high",
     "documents", "welch_difference", "welch_df", "welch_p",
 )  # fmt: skip
 CSV_PAPER = ("paper_m", "paper_l", "paper_m_sd")
 
 
 def show(table: Table, out: Console, explain: bool = False, in_files: bool = True) -> None:
-    """Print the most important notes, differences, tokens saved, runs without a result and, last, the means.
+    """Print the most important notes, runs without a result and a summary; with `explain`, everything.
 
     Args:
         table: the table to print.
         out: the console.
-        explain: print all notes, with definitions.
+        explain: print all notes, columns, differences and tokens saved.
         in_files: whether table.md and the other files were written.
     """
     every_note = shown_notes = notes(table)
@@ -67,9 +67,11 @@ def show(table: Table, out: Console, explain: bool = False, in_files: bool = Tru
         out.print(note, style="dim")
     out.print()
     shown = table.best_arms(MOST_ROWS)
-    means, absent = sections.means(shown, short=True), sections.absent(shown)
+    absent = sections.absent(shown)
+    details = [sections.differences(shown)] if explain or table.pairs or table.chosen else []
+    details += [sections.tokens_to_loss(shown)] if explain else []
     left_out = []
-    for section in (sections.differences(shown), sections.tokens_to_loss(shown)):
+    for section in details:
         if section.rows:
             spare = [section.headings.index(heading) for heading in SPARE if heading in section.headings]
             left_out += print_section(section, out, spare)
@@ -77,19 +79,24 @@ def show(table: Table, out: Console, explain: bool = False, in_files: bool = Tru
         print_section(replace(absent, rows=absent.rows[:MOST_ROWS]), out)
         if more := len(absent.rows[MOST_ROWS:]):
             out.print(f"and {more:,} more runs without a result")
+    means = sections.means(shown, short=True) if explain else sections.summary(shown)
     if means.rows:
-        left_out += print_section(means, out, range(len(means.headings) - 1, means.texts, -1))
+        spare = [
+            place for place in range(len(means.headings) - 1, means.texts, -1) if means.headings[place] != "conclusion"
+        ]
+        left_out += print_section(means, out, spare)
     hints = []
-    if any(cell.muted for row in means.rows for cell in row):
+    if explain and any(cell.muted for row in means.rows for cell in row):
         hints.append(f"Faint: the difference from {table.baseline} is not resolved.")
     if len(shown.rows) < len(table.rows):
         hints.append(f"Shown: the {len(shown.rows)} of {len(table.rows):,} arms with the lowest validation loss.")
     if left_out:
         where = "the files have all columns" if in_files else "a wider terminal shows all columns"
         hints.append(f"Left out at this width: {', '.join(left_out)}; {where}.")
-    if more := len(every_note) - len(shown_notes):
-        where = "explain=true prints them" + (", table.md has them" if in_files else "")
-        hints.append(f"{more} more notes and definitions: {where}.")
+    if not explain:
+        more = len(every_note) - len(shown_notes)
+        where = "explain=true or table.md" if in_files else "explain=true"
+        hints.append(f"More columns, p-values, tokens saved and {more} notes: {where}.")
     for hint in hints:
         out.print(hint, style="dim")
 
@@ -235,8 +242,8 @@ def _join(seeds: Iterable[int]) -> str:
     return " ".join(map(str, seeds))
 
 
-def _difference_line(difference: PairedDifference, baseline: str | None) -> dict[str, Any]:
-    same = ("scale", "low", "high", "pairs", "p", "p_holm", "detectable", "p_equivalent", "conclusion")
+def _difference_line(difference: Difference, baseline: str | None) -> dict[str, Any]:
+    same = ("scale", "low", "high", "pairs", "p", "p_paired", "detectable", "pooled", "conclusion")
     line = {key: getattr(difference, key) for key in same}
     line |= {"baseline": baseline, "difference": difference.mean, "d_z": difference.effect}
     if over := difference.over_documents:

@@ -35,11 +35,25 @@ class ReportKeys(BaseModel):
     compare: Literal["all"] | None = None  # compare every pair of arms
     power: bool = False  # also print how many more seeds would decide each comparison (only printed)
     figures: bool = False  # also write the page's figures as SVG and PDF
-    explain: bool = False  # print all notes and definitions; the files always have them
+    explain: bool = False  # print all columns, notes and definitions; the files always have them
+    save: bool = False  # write the files although other keys change the table
+
+    @property
+    def writes(self) -> bool:
+        """Whether the table is written to the files: keys that change it are only printed."""
+        return self.save or not self.model_fields_set & {
+            "baseline",
+            "columns",
+            "equivalence_margin",
+            "compare",
+            "paper",
+        }
 
 
 def report(folder: Path, **keys: Any) -> None:
     """Print the table of the runs and models in `folder`, and write table.md, .tex, .csv, .json and index.html there.
+
+    Keys that change the table are only printed, unless save=true.
 
     Args:
         folder: outputs/<name>.
@@ -50,10 +64,11 @@ def report(folder: Path, **keys: Any) -> None:
     """
     options = ReportKeys(**keys)
     table = read_table(folder, **keys)
-    write_tables(table, folder)
-    from simbal.report import page  # importing altair takes a third of a second
+    if options.writes:
+        from simbal.report import page  # importing altair takes a third of a second
 
-    page.write(table, folder)
+        write_tables(table, folder)
+        page.write(table, folder)
     if options.figures:
         from simbal.report.figures import cards, write_figures
 
@@ -61,9 +76,12 @@ def report(folder: Path, **keys: Any) -> None:
     out = console()
     if options.power:
         print_section(sections.power(table), out)
-    show(table, out, options.explain)
-    more = ", figures/" if options.figures else ""
-    out.print(f"written: {folder / 'table.md'}, table.tex, table.csv, table.json{more} and index.html", soft_wrap=True)
+    show(table, out, options.explain, options.writes)
+    written = ["table.md", "table.tex", "table.csv", "table.json", "index.html"] if options.writes else []
+    written += ["figures/"] if options.figures else []
+    out.print(f"{folder}: {', '.join(written) or 'nothing'} written", soft_wrap=True)
+    if not options.writes:
+        out.print("save=true writes this table to the files")
 
 
 def read_table(folder: Path, **keys: Any) -> Table:

@@ -2,6 +2,8 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
+from math import exp, sqrt
 from statistics import fmean
 from urllib.parse import quote
 
@@ -12,19 +14,13 @@ from simbal.report.arms import seed_ranges, short_columns
 from simbal.report.collect import Run
 from simbal.report.columns import ABSENT, Cell, interval_cell, number_cell
 from simbal.report.comparison import Row
-from simbal.report.statistics import (
-    POWER,
-    UNRESOLVED,
-    PairedDifference,
-    Summary,
-    pairs_to_equate,
-    pairs_to_resolve,
-    relative,
-)
+from simbal.report.simultaneous import ALPHA, POWER, Interval, LargestT, seeds_to_equate, seeds_to_resolve
+from simbal.report.statistics import UNRESOLVED, Difference, Summary, relative
 from simbal.report.table import Table
 from simbal.runs.record import error_of
 
-OPTIONAL = ("over documents", "p (Holm)")  # columns of differences that are left out if they are empty
+OPTIONAL = ("over documents",)  # columns of differences that are left out if they are empty
+SUMMARY_COLUMNS = ("val/ppl", "val/max_vio", "val/unique_experts", "val/seu", "tokens_per_second")
 SMALLEST_P = 0.001  # smaller p-values are not meaningful with so few seeds
 
 
@@ -87,6 +83,12 @@ def means(table: Table, short: bool = False) -> Section:
             cells.append(number_cell(metric.number, model.value(metric.key)))
             cells += [Cell(ABSENT)] if metric in with_paper else []
         rows.append(cells)
+    for name, loss in table.ngram_losses.items():
+        cells = [Cell(f"{name} model"), *(Cell(ABSENT) for _ in range(len(table.columns) + 1))]
+        for metric in table.metrics:
+            cells.append(_ngram_cell(table, metric, loss))
+            cells += [Cell(ABSENT)] if metric in with_paper else []
+        rows.append(cells)
     title = f"{table.name}: mean ± standard deviation over seeds" if table.rows else f"{table.name}: models"
     names = [*(row.arm.name for row in table.rows), *(model.name for model in table.models)]
     return Section(title, headings, rows, len(table.columns) + 2, names)
@@ -101,8 +103,39 @@ def _mean_cell(number: str, summary: Summary | None, seeds: int) -> Cell:
     return Cell(number.format(summary.mean), summary.mean, " ".join(asides))
 
 
+def _ngram_cell(table: Table, metric: Metric, loss: float) -> Cell:
+    """Return the loss of an n-gram model in the unit of the metric; a dash if the metric is not a loss."""
+    run = table.rows[0].arm.runs[0]
+    model_loss, model_bits = run.value("val/loss"), run.value("val/bpb")
+    bits = loss * model_bits / model_loss if model_loss and model_bits else None
+    return number_cell(metric.number, {"val/loss": loss, "val/ppl": exp(loss), "val/bpb": bits}.get(metric.key))
+
+
+def summary(table: Table) -> Section:
+    """Return what the terminal shows by default: means, and the difference and conclusion of the first metric."""
+    shown = [metric for metric in table.metrics if table.chosen or table.models or metric.key in SUMMARY_COLUMNS]
+    section = means(replace(table, metrics=shown), short=True)
+    section = section.without([section.headings.index("n")])
+    compared = next((metric for metric in shown if any(metric.key in row.differences for row in table.rows)), None)
+    if compared is None:
+        return section
+    by_arm = {row.arm.name: row.differences.get(compared.key) for row in table.rows}
+    place = section.headings.index(compared.heading) + 1
+    rows = []
+    for name, cells in zip_longest(section.arms, section.rows):
+        difference, word = Cell(ABSENT), Cell(ABSENT)
+        if one := by_arm.get(name):
+            found = difference_cells(compared, one)
+            ends = found["95% interval"].text.replace(" to ", ", ")
+            difference = Cell(found["difference"].text, aside="" if ends == ABSENT else f"[{ends}]")
+            word = found["conclusion"]
+        rows.append([*(replace(cell, muted=False) for cell in cells[:place]), difference, word, *cells[place:]])
+    headings = [*section.headings[:place], f"vs. {table.baseline}", "conclusion", *section.headings[place:]]
+    return replace(section, headings=headings, rows=rows)
+
+
 def compared_metrics(table: Table) -> list[tuple[Row, Metric]]:
-    """Return every row and metric that has a difference, in order."""
+    """Return each row and metric that has a difference, in order."""
     return [(row, metric) for row in table.compared for metric in table.metrics if metric.key in row.differences]
 
 
@@ -126,7 +159,7 @@ def differences(table: Table) -> Section:
     return section.without([*map(section.headings.index, empty)])
 
 
-def difference_cells(metric: Metric, difference: PairedDifference) -> dict[str, Cell]:
+def difference_cells(metric: Metric, difference: Difference) -> dict[str, Cell]:
     """Return the cells of a difference by heading; a dash for numbers that need more seeds."""
     over, welch = difference.over_documents, difference.welch
     number = "{:+.1%}" if difference.scale == "ln" else metric.number.replace("{:", "{:+")
@@ -136,17 +169,17 @@ def difference_cells(metric: Metric, difference: PairedDifference) -> dict[str, 
         "difference": number_cell(number, on_scale(difference, difference.mean)),
         "95% interval": interval_cell(number, low, high),
         "over documents": interval_cell(number, over_low, over_high),
-        "conclusion": Cell(difference.conclusion),
+        "conclusion": Cell(difference.conclusion or ABSENT),
         "detectable": number_cell(number.replace("+", ""), on_scale(difference, difference.detectable)),
         "p": _p_cell(difference.p),
-        "p (Holm)": _p_cell(difference.p_holm),
+        "p (paired)": _p_cell(difference.p_paired),
         "d_z": number_cell("{:+.2f}", difference.effect),
         "Welch p": _p_cell(welch.p if welch else None),
         "pairs": number_cell("{}", difference.pairs),
     }
 
 
-def on_scale(difference: PairedDifference, value: float | None) -> float | None:
+def on_scale(difference: Difference, value: float | None) -> float | None:
     """Return a value of a difference as displayed: logarithms become relative changes."""
     return value if value is None or difference.scale == "difference" else relative(value)
 
@@ -202,7 +235,7 @@ def folder_link(run: Run) -> str:
 def power(table: Table) -> Section:
     """Return how many more pairs of seeds each comparison of a loss or perplexity needs; `UserError` if there is none.
 
-    The measured standard deviation is taken as the true one. Hours are for both runs of a pair, one after the other.
+    The estimated noise is taken as the true noise. Hours are for both runs of a pair, one after the other.
     """
     margin = table.margin
     if margin is None:
@@ -210,15 +243,19 @@ def power(table: Table) -> Section:
     rows = []
     for row, metric in compared_metrics(table):
         difference = row.differences[metric.key]
-        if not metric.margin or difference.sd is None or row.other is None:
+        if not metric.margin or difference.error is None or difference.degrees is None or row.other is None:
             continue
+        comparisons = sum(metric.key in one.differences for one in table.compared)
+        largest = LargestT(comparisons) if difference.pooled else LargestT(comparisons, "separate")
+        largest = LargestT(len(table.rows), "pairs") if table.pairs and difference.pooled else largest
+        interval = Interval(difference.mean, difference.error, difference.degrees, largest, ALPHA)
         hours = sum(fmean(run.result["seconds"] for run in arm.runs) / 3600 for arm in (row.arm, row.other))
-        resolve = max(0, pairs_to_resolve(difference.sd, margin) - difference.pairs)
-        equate = max(0, pairs_to_equate(difference.sd, margin) - difference.pairs)
+        resolve = max(0, seeds_to_resolve(interval, difference.pairs, margin) - difference.pairs)
+        equate = max(0, seeds_to_equate(interval, difference.pairs, margin) - difference.pairs)
         cells = {
             "arm": Cell(comparison_name(table, row)),
             "metric": Cell(metric.heading),
-            "spread in nats": number_cell("{:.4f}", difference.sd),
+            "noise in nats": number_cell("{:.4f}", difference.error * sqrt(difference.pairs)),
             "pairs": number_cell("{}", difference.pairs),
             "more to resolve": Cell(f"{resolve:,}", resolve, f"({resolve * hours:,.1f} h)"),
             "more to equate": Cell(f"{equate:,}", equate, f"({equate * hours:,.1f} h)"),
@@ -227,8 +264,8 @@ def power(table: Table) -> Section:
     if not rows:
         raise UserError("power=true needs at least two pairs of seeds with a loss or perplexity")
     title = (
-        f"additional pairs of seeds for {POWER:.0%} power at 5%, to resolve a true difference of {margin:g} nats per "
-        "token or to show equivalence; for a single comparison, without Holm's correction"
+        f"additional pairs of seeds for {POWER:.0%} power, to resolve a true difference of {margin:g} nats per token "
+        "or to show equivalence, with the intervals of this table"
     )
     return Section.from_cells(title, rows, 2)
 

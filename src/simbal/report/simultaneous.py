@@ -18,7 +18,7 @@ Shapes: A arms, S seeds, C cells (runs), P parameters, K comparisons, Z and T no
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cache
 from math import sqrt
@@ -250,7 +250,7 @@ class _Layout:
         self.square = float(self.residual_C @ self.residual_C)
         self.degrees = len(values_C) - int(np.linalg.matrix_rank(self.design_CP)) if values_C.size else 0
 
-    def without(self, arms: set[str | None]) -> _Layout:
+    def without(self, arms: Set[str | None]) -> _Layout:
         """Return the fit to the other arms."""
         if not arms & {*self.arms}:
             return self

@@ -9,10 +9,12 @@ from simbal.metrics.definitions import Metric
 from simbal.report.arms import group_runs, label_columns, label_of, short_label
 from simbal.report.collect import MeasuredModel, Run
 from simbal.report.columns import default_columns
-from simbal.report.comparison import Row, compare, conclude, every_pair
+from simbal.report.comparison import Row, compare, every_pair
+
+NGRAMS = {1: "unigram", 2: "bigram"}
 
 
-@dataclass(frozen=True, eq=False)  # compared by identity, so that its sections and notes can be cached
+@dataclass(frozen=True, eq=False)  # compared by identity, so that its notes can be cached
 class Table:
     """Everything that a rendering of the table shows."""
 
@@ -23,6 +25,7 @@ class Table:
     baseline: str | None
     absent: list[tuple[str, Run]]  # runs without a result, each with its label
     paper: bool = False  # whether the paper's numbers were asked for
+    chosen: bool = False  # whether the user chose the columns
     missing: dict[str, str] = field(default_factory=dict)  # labels by folder name of runs that were never started
     margin: float | None = None  # margin of equivalence in nats per token; None if the runs have different margins
     pairs: list[Row] = field(default_factory=list)  # comparisons of pairs of arms; `rows` then have no differences
@@ -33,6 +36,13 @@ class Table:
     def compared(self) -> list[Row]:
         """The rows with differences."""
         return [row for row in self.pairs or self.rows if row.differences]
+
+    @property
+    def ngram_losses(self) -> dict[str, float]:
+        """Validation losses of n-gram models of the runs' text by name: unigram, bigram and the best one."""
+        losses = next((losses for row in self.rows for run in row.arm.runs if (losses := run.ngram_losses)), {})
+        best = min(losses, key=losses.__getitem__, default=None)
+        return {NGRAMS.get(n, f"{n}-gram"): loss for n, loss in losses.items() if n in NGRAMS or n == best}
 
     def best_arms(self, most: int) -> "Table":
         """Return a table of the `most` arms with the lowest validation loss, or fewer.
@@ -74,16 +84,18 @@ def build(
     """
     finished = [run for run in runs if run.finished]
     columns = label_columns([run.spec for run in runs]) if runs or not models else ["model"]
+    chosen = metrics is not None or any(run.spec.config.columns is not None for run in finished)
     metrics = default_columns(finished, models) if metrics is None else metrics
     baseline = shared_config_value(runs, "baseline") if baseline is None else baseline
     margin = shared_config_value(runs, "equivalence_margin") if margin is None else margin
-    rows = compare(group_runs(finished, columns), baseline, metrics, paper)
-    compared = every_pair(rows, metrics) if pairs else []
+    rows = compare(group_runs(finished, columns), baseline, metrics, margin, paper)
+    compared = every_pair([row.arm for row in rows], metrics, margin) if pairs else []
     if compared:
         rows = [replace(row, differences={}) for row in rows]
-    conclude(compared or rows, metrics, margin)
     absent = absent_runs(runs, columns)
-    return Table(name, columns, metrics, rows, baseline, absent, paper, margin=margin, pairs=compared, models=models)
+    return Table(
+        name, columns, metrics, rows, baseline, absent, paper, chosen, margin=margin, pairs=compared, models=models
+    )
 
 
 def absent_runs(runs: Sequence[Run], columns: Sequence[str]) -> list[tuple[str, Run]]:
