@@ -6,11 +6,12 @@ A new YAML file in conf/balancing is tested without any change here.
 import inspect
 
 import pytest
+import torch
 
 from simbal import balancing, conformance
-from simbal.conformance import CHECKS, Case
+from simbal.conformance import CHECKS, Case, module_of, state, train
 from tests.balancing import broken
-from tests.balancing.cases import CASES
+from tests.balancing.cases import CASES, EVERY_STRATEGY
 from tests.balancing.loss_values import its_values_are_worked_out_by_hand, values_of
 from tests.balancing.ragged_example import its_choice_is_worked_out_by_hand
 
@@ -69,6 +70,20 @@ def test_every_broken_strategy_and_every_check_is_tried():
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_strategy_keeps_what_it_declares(case, check):
     check(case)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_the_state_of_every_strategy_is_fp32_whatever_the_default_dtype(dtype):
+    for case in EVERY_STRATEGY:
+        torch.set_default_dtype(dtype)
+        try:
+            strategy = case.make()
+        finally:
+            torch.set_default_dtype(torch.float32)
+        if any(True for _ in strategy.buffers()):
+            module = module_of(strategy, case.gating)
+            train(module, range(1))
+            assert {tensor.dtype for tensor in state(module).values()} <= {torch.float32, torch.int64}, case
 
 
 def test_the_values_of_every_loss_of_the_package_are_worked_out_by_hand():

@@ -185,7 +185,7 @@ class BiasController(ChoiceBias):
             raise UserError(f"kappa={kappa} must be above 0, or the bias never changes")
         self.center, self.momentum = center, check_fraction("momentum", momentum)
         self.groups = _groups(groups, group_top_k)
-        self.error_LE: Tensor = nn.Buffer(torch.zeros(num_layers, num_experts))
+        self.error_LE: Tensor = nn.Buffer(torch.zeros(num_layers, num_experts, dtype=torch.float32))
         # groups depend on the order of the experts
         self.properties = replace(type(self).properties, equivariant=group_top_k == groups)
         self.formula = self._formula()

@@ -47,7 +47,7 @@ class QuantileBalancing(Balancing):
         """Set the fraction of the old bias that is kept, `smoothing` in [0, 1); see also `LossFree`."""
         super().__init__()
         self.smoothing = check_fraction("smoothing", smoothing)
-        self.bias_LE: Tensor = nn.Buffer(torch.zeros(num_layers, num_experts))
+        self.bias_LE: Tensor = nn.Buffer(torch.zeros(num_layers, num_experts, dtype=torch.float32))
 
     def prepare(self, routers: Sequence[Router]) -> None:
         """Create the bias with one value per layer and expert.
@@ -102,7 +102,7 @@ class ExpertThreshold(Balancing):
         """Set the fraction of the old mean that is kept, `decay` in [0, 1); see also `LossFree`."""
         super().__init__()
         self.decay = check_fraction("decay", decay)
-        self.threshold_LE: Tensor = nn.Buffer(torch.zeros(num_layers, num_experts))
+        self.threshold_LE: Tensor = nn.Buffer(torch.zeros(num_layers, num_experts, dtype=torch.float32))
         self.steps: Tensor = nn.Buffer(torch.zeros((), dtype=torch.int64))
 
     def prepare(self, routers: Sequence[Router]) -> None:
