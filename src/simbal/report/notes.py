@@ -36,7 +36,7 @@ def remarks(table: Table) -> list[str]:
         *_about_ngrams(table),
         *([] if table.pairs or not arms else why_not_compared(table.rows, table.baseline)),
         *_about_compute(arms),
-        *about_controls(arms, table.metrics),
+        *([] if table.absent or table.missing else about_controls(arms, table.metrics)),
         *_about_seeds(table),
         *_about_pooling(table),
         *_about_tokens(table.rows, table.baseline),
