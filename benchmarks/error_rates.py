@@ -114,7 +114,8 @@ def gaussian(sds: Callable[[int], Array]) -> Callable[..., Array]:
     """Return a generator of normal noise with these standard deviations of the arms, in units of SD."""
 
     def draw(rng: np.random.Generator, studies: int, arms: int, seeds: int) -> Array:
-        return SD * sds(arms)[:, None] * rng.standard_normal((studies, arms, seeds))
+        noise_NAS: Array = SD * sds(arms)[:, None] * rng.standard_normal((studies, arms, seeds))
+        return noise_NAS
 
     return draw
 
