@@ -122,7 +122,8 @@ def gaussian(sds: Callable[[int], Array]) -> Callable[..., Array]:
 
 def heavy_tails(rng: np.random.Generator, studies: int, arms: int, seeds: int) -> Array:
     """Return noise with Student's distribution with four degrees of freedom and standard deviation SD."""
-    return SD / np.sqrt(2) * rng.standard_t(4, (studies, arms, seeds))
+    noise_NAS: Array = SD / np.sqrt(2) * rng.standard_t(4, (studies, arms, seeds))
+    return noise_NAS
 
 
 def one_arm(arm: int, factor: float) -> Callable[[int], Array]:

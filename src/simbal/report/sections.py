@@ -83,14 +83,14 @@ def means(table: Table, short: bool = False) -> Section:
             cells += [Cell(ABSENT)] if metric in with_paper else []
         rows.append(cells)
     for name, loss in table.ngram_losses.items():
-        cells = [Cell(f"{name} model"), *(Cell(ABSENT) for _ in range(len(table.columns) + 1))]
+        cells = [Cell(name), *(Cell(ABSENT) for _ in range(len(table.columns) + 1))]
         for metric in table.metrics:
             cells.append(_ngram_cell(table, metric, loss))
             cells += [Cell(ABSENT)] if metric in with_paper else []
         rows.append(cells)
     title = f"{table.name}: mean ± standard deviation over seeds" if table.rows else f"{table.name}: models"
     names = [*(row.arm.name for row in table.rows), *(model.name for model in table.models)]
-    names += [f"{name} model" for name in table.ngram_losses]
+    names += table.ngram_losses
     return Section(title, headings, rows, len(table.columns) + 2, names)
 
 
