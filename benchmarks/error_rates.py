@@ -114,14 +114,16 @@ def gaussian(sds: Callable[[int], Array]) -> Callable[..., Array]:
     """Return a generator of normal noise with these standard deviations of the arms, in units of SD."""
 
     def draw(rng: np.random.Generator, studies: int, arms: int, seeds: int) -> Array:
-        return SD * sds(arms)[:, None] * rng.standard_normal((studies, arms, seeds))
+        noise_NAS: Array = SD * sds(arms)[:, None] * rng.standard_normal((studies, arms, seeds))
+        return noise_NAS
 
     return draw
 
 
 def heavy_tails(rng: np.random.Generator, studies: int, arms: int, seeds: int) -> Array:
     """Return noise with Student's distribution with four degrees of freedom and standard deviation SD."""
-    return SD / np.sqrt(2) * rng.standard_t(4, (studies, arms, seeds))
+    noise_NAS: Array = SD / np.sqrt(2) * rng.standard_t(4, (studies, arms, seeds))
+    return noise_NAS
 
 
 def one_arm(arm: int, factor: float) -> Callable[[int], Array]:

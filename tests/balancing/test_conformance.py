@@ -6,11 +6,13 @@ A new YAML file in conf/balancing is tested without any change here.
 import inspect
 
 import pytest
+import torch
 
 from simbal import conformance
-from simbal.conformance import CHECKS, Case
+from simbal.balancing.composition import Composition
+from simbal.conformance import CHECKS, Case, composed_module, state, train
 from tests.balancing import broken
-from tests.balancing.cases import CASES
+from tests.balancing.cases import CASES, EVERY_STRATEGY
 
 CAUGHT_BY = {
     broken.Undeclared: conformance.it_declares_properties_formula_and_citation,
@@ -57,3 +59,17 @@ def test_every_broken_strategy_and_every_check_is_tried():
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_strategy_keeps_what_it_declares(case, check):
     check(case)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_the_state_of_every_strategy_is_fp32_whatever_the_default_dtype(dtype):
+    for case in EVERY_STRATEGY:
+        torch.set_default_dtype(dtype)
+        try:
+            strategy = case.make()
+        finally:
+            torch.set_default_dtype(torch.float32)
+        if any(True for _ in strategy.buffers()):
+            module = composed_module(Composition({"it": strategy}, {}), case.gating)
+            train(module, range(1))
+            assert {tensor.dtype for tensor in state(module).values()} <= {torch.float32, torch.int64}, case

@@ -121,14 +121,15 @@ def test_memory_is_written_before_it_is_read_and_bits_repeat(small_blocks, nan_i
 
 
 @pytest.mark.slow
-def test_a_plan_of_kept_choices_gives_the_sum_over_them(small_blocks, nan_in_new_memory):
-    leaves, experts_NK, _ = case()
-    x, p, w13, w2 = (leaf.detach() for leaf in leaves)
+def test_a_plan_of_kept_choices_gives_the_sum_over_them_and_its_gradients(small_blocks, nan_in_new_memory):
+    leaves, experts_NK, dy = case()
+    x, p, w13, w2 = leaves
     kept_NK = torch.rand(p.shape, generator=torch.Generator().manual_seed(0)) > 0.5
-    p = p.masked_fill(~kept_NK, 0)
-    want = reference(x, RoutingPlan.build(experts_NK, p, len(w2)), w13, w2)
-    got = fused(x, kept_plan(experts_NK, p, kept_NK, len(w2)), w13, w2)
-    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+    kept_p = p.masked_fill(~kept_NK, 0)
+    want = reference(x, RoutingPlan.build(experts_NK, kept_p, len(w2)), w13, w2)
+    got = fused(x, kept_plan(experts_NK, kept_p, kept_NK, len(w2)), w13, w2)
+    gradients = (torch.autograd.grad(y, leaves, dy, retain_graph=True) for y in (got, want))
+    torch.testing.assert_close([got, *next(gradients)], [want, *next(gradients)], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedModel
 
-from simbal.hf.routers import Rule, SparseMixer
+from simbal.hf.routers import BIAS_NAMES, Rule, SparseMixer
 from simbal.model.router import Groups
 
 B, S, V, E, K = 3, 8, 64, 8, 2
@@ -40,9 +40,28 @@ RULE: dict[str, tuple[Rule, Mapping[str, object]]] = {  # rule of each architect
     "gpt_oss": (RENORMALIZED, {"num_local_experts": E}),
     "granitemoe": (RENORMALIZED, {"num_local_experts": E}),
     "hunyuan_v1_moe": (RENORMALIZED, {"num_experts": E, "moe_topk": K}),
+    "afmoe": (
+        Rule("sigmoid", renormalize=True, scale=2.0, biased=True),
+        {"num_experts": E, "num_dense_layers": 1, "route_scale": 2.0, "layer_types": ["full_attention"] * 3},
+    ),
     "phimoe": (SparseMixer("softmax", renormalize=False, jitter=0.01), {"num_local_experts": E}),
 }
-SIMILAR = ("flex_olmo", "qwen2_moe", "deepseek_v2", "glm4_moe", "granitemoe", "hunyuan_v1_moe")  # to another one
+EXCEPTIONS: dict[str, Mapping[str, object]] = {  # config keys of architectures that the guide does not list
+    "longcat_flash": LATENT | {
+        "n_routed_experts": E, "zero_expert_num": 4, "expert_ffn_hidden_size": 16, "moe_topk": K, "num_layers": 1,
+        "num_hidden_layers": 2, "ffn_hidden_size": 32,
+    },
+    "inkling_text": {"n_routed_experts": E, "n_shared_experts": 1, "num_hidden_layers": 1},
+}  # fmt: skip
+SIMILAR = (
+    "flex_olmo",
+    "qwen2_moe",
+    "deepseek_v2",
+    "glm4_moe",
+    "granitemoe",
+    "hunyuan_v1_moe",
+    "afmoe",
+)  # to another one
 NAMES = [pytest.param(name, marks=pytest.mark.slow) if name in SIMILAR else name for name in RULE]
 BIASED = [name for name, (rule, _) in RULE.items() if rule.biased]
 HOSTS = ("mixtral", "olmoe")  # with and without renormalized weights
@@ -56,8 +75,13 @@ def architecture(name: str, **changes: object) -> PreTrainedModel:
         warnings.simplefilter("ignore")
         known = AutoConfig.for_model(name)
         sizes = {key: value for key, value in SIZES.items() if hasattr(known, key)}
-        config = type(known)(**sizes | RULE[name][1] | changes)
-        return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config).eval()
+        own = RULE[name][1] if name in RULE else EXCEPTIONS[name]
+        config = type(known)(**sizes | own | changes)
+        model = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config).eval()
+    for parameter in model.parameters():
+        if parameter.ndim == 2 and not parameter.any():  # AFMoE's routers start at 0
+            torch.nn.init.normal_(parameter, std=0.3)
+    return model
 
 
 def host(name: str = "mixtral", **changes: object) -> PreTrainedModel:
@@ -82,7 +106,7 @@ def router_weights(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def biases(model: nn.Module) -> dict[str, Tensor]:
-    return {name: tensor for name, tensor in model.state_dict().items() if name.endswith("e_score_correction_bias")}
+    return {name: tensor for name, tensor in model.state_dict().items() if name.endswith(BIAS_NAMES)}
 
 
 def record_experts(model: nn.Module) -> list[tuple[Tensor, ...]]:

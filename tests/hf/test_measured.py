@@ -20,6 +20,7 @@ from simbal.analysis.pruning import pruning
 from simbal.analysis.quality import quality
 from simbal.analysis.redundancy import redundancy
 from simbal.analysis.routing import routing
+from simbal.analysis.subject import NotApplicableError
 from simbal.errors import UserError
 from simbal.hf import describe
 from simbal.hf.balancing import balancing
@@ -203,6 +204,21 @@ def test_a_model_with_unknown_routers_supports_quality(folder):
         routing(host, **ANALYSES["routing"])
 
 
+def test_experts_that_cannot_run_one_at_a_time_are_refused(folder):
+    host = host_of(folder, "longcat_flash")
+    assert quality(host, 64, 1, 2, 0).record["metrics"]["loss"] > 0
+    for analysis in (redundancy, pruning):
+        with pytest.raises(NotApplicableError, match="one at a time"):
+            analysis(host, **ANALYSES[analysis.__name__])
+
+
+def test_attention_is_never_taken_from_a_folder(folder, tmp_path):
+    model = shutil.copytree(saved(folder, "mixtral"), tmp_path / "model")
+    config = json.loads((model / "config.json").read_text()) | {"attn_implementation": "someone/kernel"}
+    (model / "config.json").write_text(json.dumps(config))
+    assert request(tmp_path, model).load().model.config._attn_implementation == "sdpa"
+
+
 @pytest.mark.slow
 def test_offloaded_weights_give_the_same_numbers(folder, host, monkeypatch):
     monkeypatch.setattr("accelerate.utils.get_max_memory", lambda: {"cpu": 250_000})
@@ -269,9 +285,17 @@ def add_code(model: Path) -> None:
     (model / "config.json").write_text(json.dumps(config))
 
 
+def add_an_adapter(model: Path) -> None:
+    (model / "adapter_config.json").write_text("{}")
+
+
 @pytest.mark.parametrize(
-    ("damage", "part"), [(remove_a_weight, "model.norm.weight"), (add_code, "config.json cannot be read")]
-)
+    ("damage", "part"),
+    [
+        (remove_a_weight, "model.norm.weight"), (add_code, "config.json cannot be read"),
+        (add_an_adapter, "adapter_config.json"),
+    ],
+)  # fmt: skip
 def test_a_model_is_refused_with_a_one_sentence_error_and_its_code_is_not_executed(folder, tmp_path, damage, part):
     model = shutil.copytree(saved(folder, "mixtral"), tmp_path / "model")
     damage(model)

@@ -59,6 +59,11 @@ def test_routers_with_an_unknown_rule_or_different_sizes_are_refused():
         attach(model, SimBal())
 
 
+def test_a_router_that_also_weights_shared_experts_is_refused():
+    with pytest.raises(UserError, match="InklingTopkRouter, follows none of the rules"):
+        attach(host("inkling_text"), SimBal())
+
+
 @pytest.mark.parametrize("strategy", [SimBal(), ErnieOrthogonalLoss(decoupled=True)])
 def test_a_loss_on_frozen_routers_is_refused(strategy):
     model = host()

@@ -41,12 +41,13 @@ def redundancy(subject: Subject, tokens: PositiveInt | None, batch_size: Positiv
     """
     if subject.num_experts < 2:
         raise NotApplicableError(f"analysis=redundancy needs two experts, but {subject.path} has {subject.num_experts}")
+    flops = subject.every_expert_flops()
     next(subject.predict(batch_size, tokens))  # warm up, so that neither timed pass pays for it
     plain_seconds = _time_pass(subject, tokens, batch_size, "plain pass")
     with subject.similarity() as similarity:
         seconds = _time_pass(subject, tokens, batch_size, "all experts")
     pes_L, se_L, metrics = summarize(similarity.similarity_LN)
-    ratios = {"seconds": seconds / plain_seconds, "flops": subject.every_expert_flops()}
+    ratios = {"seconds": seconds / plain_seconds, "flops": flops}
     layers: dict[str, Sequence[float]] = {"pes": pes_L, "pes_se": se_L, "zero_outputs": similarity.zero_outputs_L}
     record = {
         "definition": DEFINITION,

@@ -186,7 +186,7 @@ class BiasController(ChoiceBias):
         if group_top_k > groups:
             raise UserError(f"group_top_k={group_top_k} must be at most groups={groups}")
         self.groups = Groups(groups, group_top_k, "best two")
-        self.error_LE: Tensor = nn.Buffer(torch.zeros(num_layers, num_experts))
+        self.error_LE: Tensor = nn.Buffer(torch.zeros(num_layers, num_experts, dtype=torch.float32))
         # groups depend on the order of the experts
         self.properties = replace(type(self).properties, equivariant=group_top_k == groups)
         self.formula = self._formula()

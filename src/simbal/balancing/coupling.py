@@ -49,7 +49,8 @@ class ExpertRouterCoupling(Balancing):
         """
         super().__init__()
         self.coef, self.alpha, self.seed = check_nonnegative("coef", coef), check_nonnegative("alpha", alpha), seed
-        self.spread_LE: Tensor = nn.Buffer(torch.zeros(num_layers, num_experts))  # e at this step's weights
+        # e at this step's weights
+        self.spread_LE: Tensor = nn.Buffer(torch.zeros(num_layers, num_experts, dtype=torch.float32))
         self.step: Tensor = nn.Buffer(torch.zeros((), dtype=torch.int64))
 
     @torch.no_grad()

@@ -8,7 +8,8 @@ Reference:
 - Dynamic quantile: J. Su, kexue.fm 11626 (only the derivation). Using thresholds of earlier steps and smoothing them is
   our own.
 - Expert choice: arXiv 2202.09368.
-- Capacity: arXiv 2101.03961, as in flaxformer's token-choice routers.
+- Capacity: the order of drops from arXiv 2101.03961, as in flaxformer's token-choice routers; the capacity, which
+  counts all K choices, from `get_capacity` in Megatron-LM's moe_utils.py.
 Shapes: N tokens, L MoE layers, E experts, K experts per token (on average if it varies), R = N*K choices.
 """
 
@@ -45,7 +46,7 @@ class QuantileBalancing(Balancing):
         """Set the fraction of the old bias that is kept, `smoothing` in [0, 1); see also `LossFree`."""
         super().__init__()
         self.smoothing = check_fraction("smoothing", smoothing)
-        self.bias_LE: Tensor = nn.Buffer(torch.zeros(num_layers, num_experts))
+        self.bias_LE: Tensor = nn.Buffer(torch.zeros(num_layers, num_experts, dtype=torch.float32))
 
     def prepare(self, routers: Sequence[Router]) -> None:
         """Create the bias with one value per layer and expert.
@@ -100,7 +101,7 @@ class ExpertThreshold(Balancing):
         """Set the fraction of the old mean that is kept, `decay` in [0, 1); see also `LossFree`."""
         super().__init__()
         self.decay = check_fraction("decay", decay)
-        self.threshold_LE: Tensor = nn.Buffer(torch.zeros(num_layers, num_experts))
+        self.threshold_LE: Tensor = nn.Buffer(torch.zeros(num_layers, num_experts, dtype=torch.float32))
         self.steps: Tensor = nn.Buffer(torch.zeros((), dtype=torch.int64))
 
     def prepare(self, routers: Sequence[Router]) -> None:
@@ -234,7 +235,7 @@ class Capacity(Balancing):
     causal: a token's first choice precedes the second choice of an earlier token. Evaluation drops nothing.
     """
 
-    citation = "arXiv 2101.03961"
+    citation = "order of drops: arXiv 2101.03961; capacity: Megatron-LM, get_capacity in moe_utils.py"
     properties = Properties(differentiable=False, scope="micro", causal=False, revives_dead_experts=False)
     drops = True
 

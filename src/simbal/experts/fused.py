@@ -168,6 +168,12 @@ def _tile_map(ends: Tensor, R: int, rows: int, least: int) -> Tensor:
     return tiles_3T
 
 
+def _new_slots(like: Tensor, order: Tensor, N: int, K: int, width: int, dtype: torch.dtype | None = None) -> Tensor:
+    """Return memory for a kernel's output per slot, (N, K, width). It is zero if the plan omits slots."""
+    new = like.new_empty if len(order) == N * K else like.new_zeros
+    return new((N, K, width), dtype=dtype)
+
+
 def _run_rows(kernel: Any, config: Config, blocks: Blocks, columns: int, *tensors: Tensor, **sizes: int) -> None:
     """Run a kernel over routed rows: one program per row tile and column block. The last tensor is the tile map."""
     T = tensors[-1].shape[1]
@@ -219,8 +225,7 @@ class _FusedSwiGLU(torch.autograd.Function):
         h_RF = x_ND.new_empty(N * K, width)
         up = (kernels.up_kernel, config, config.up, width)
         _run_rows(*up, x_ND, w13, gate_up_R2F, h_RF, *where, D=D, F=width, K=K)
-        # pruned plans have no rows for some slots, which must stay zero
-        out_NKD = x_ND.new_empty(N, K, D) if len(order) == N * K else x_ND.new_zeros(N, K, D)
+        out_NKD = _new_slots(x_ND, order, N, K, D)
         down = (kernels.down_kernel, config, config.down, D)
         _run_rows(*down, h_RF, w2, p_NK, out_NKD, *where, WIDTH_I=width, WIDTH_J=D, SCALED=True)
         ctx.save_for_backward(x_ND, p_NK, w13, w2, gate_up_R2F, *where)
@@ -239,11 +244,11 @@ class _FusedSwiGLU(torch.autograd.Function):
         dy_ND = dy_ND.contiguous()  # the kernels read rows, which an expanded gradient does not store
         dgate_up_R2F = torch.empty_like(gate_up_R2F)
         ph_RF = x_ND.new_empty(N * K, width)
-        dp_NKC = p_NK.new_empty(N, K, width // config.hidden_grad.columns, dtype=torch.float32)
+        dp_NKC = _new_slots(p_NK, order, N, K, width // config.hidden_grad.columns, torch.float32)
         back = (kernels.hidden_grad_kernel, config, config.hidden_grad, width)
         saved = (gate_up_R2F, p_NK)
         _run_rows(*back, dy_ND, w2, *saved, dgate_up_R2F, ph_RF, dp_NKC, *where, D=D, F=width, K=K)
-        dx_NKD = x_ND.new_empty(N, K, D)
+        dx_NKD = _new_slots(x_ND, order, N, K, D)
         down = (kernels.down_kernel, config, config.down, D)
         _run_rows(*down, dgate_up_R2F, w13, p_NK, dx_NKD, *where, WIDTH_I=2 * width, WIDTH_J=D, SCALED=False)
         dw13 = _weight_grad(config, dgate_up_R2F, x_ND, w13, order, ends, K)

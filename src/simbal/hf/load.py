@@ -32,6 +32,7 @@ from simbal.hf.model import HFModel
 from simbal.hf.routers import HFRouter, find_routers
 from simbal.training.build import cpu_multiplies_bf16, resolve_device
 
+ADAPTER = "adapter_config.json"  # with this file, transformers applies an adapter without notice
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -74,7 +75,10 @@ class HFRequest:
     def path(self) -> Path:
         """The model's folder, downloaded from the Hub if `hf` is a name there."""
         require_transformers()
-        return find_folder(str(self.hf))
+        folder = find_folder(str(self.hf))
+        if (folder / ADAPTER).exists():
+            raise UserError(f"{folder} has an {ADAPTER}: merge the adapter into the weights, or remove this file")
+        return folder
 
     @property
     def results(self) -> Path:
@@ -226,12 +230,14 @@ def load_module(path: Path, dtype: torch.dtype, device: torch.device) -> nn.Modu
     atexit.register(shutil.rmtree, disk)
     devices = {"cpu"} if device.type == "cpu" else {0, "cpu"}
     library: Any = AutoModelForCausalLM
+    config = read_config(path)
+    config._attn_implementation = None  # a folder may name one that is downloaded and executed
     try:
         from accelerate.utils import get_max_memory
 
         memory = {place: int(size * MEMORY_FRACTION) for place, size in get_max_memory().items() if place in devices}
         model, loading = library.from_pretrained(
-            path, dtype=dtype, local_files_only=True, trust_remote_code=False, use_safetensors=True,
+            path, config=config, dtype=dtype, local_files_only=True, trust_remote_code=False, use_safetensors=True,
             output_loading_info=True, experts_implementation="eager", device_map="auto", offload_folder=disk,
             max_memory=memory,
         )  # fmt: skip

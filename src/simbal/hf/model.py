@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from simbal.analysis.subject import Predicted, Pruned, Subject
+from simbal.analysis.subject import NotApplicableError, Predicted, Pruned, Subject
 from simbal.data.loader import ValidationSplit
 from simbal.data.tokenizer import HubTokenizer
 from simbal.errors import UserError
@@ -98,7 +98,7 @@ class HFModel(Subject):
 
     def inference(self) -> AbstractContextManager[None]:
         """Return a context manager that disables gradients."""
-        return torch.inference_mode()
+        return torch.no_grad()  # in inference_mode, FlopCounterMode fails if a module takes a parameter (AFMoE's bias)
 
     def sequences(self, batch_size: int) -> int:
         """Return the batch size, reduced if the logits would take too much memory."""
@@ -142,7 +142,7 @@ class HFModel(Subject):
             running = RunningSimilarity()
             one_N1 = weights_NK.new_ones(len(x_ND), 1)
             for expert in range(self.num_experts):
-                running.add(experts(x_ND, torch.full_like(one_N1, expert, dtype=torch.int64), one_N1))
+                running.add(run_single(experts, x_ND, torch.full_like(one_N1, expert, dtype=torch.int64), one_N1))
             watched.add(layer, running)
             return experts(x_ND, experts_NK, weights_NK)
 
@@ -161,7 +161,8 @@ class HFModel(Subject):
             kept_L[layer] += len(token_R)
             y_ND = torch.zeros_like(x_ND)
             if len(token_R):
-                y_RD = experts(x_ND[token_R], experts_NK[token_R, slot_R, None], weights_NK[token_R, slot_R, None])
+                row_R = (token_R, slot_R, None)
+                y_RD = run_single(experts, x_ND[token_R], experts_NK[row_R], weights_NK[row_R])
                 y_ND.index_add_(0, token_R, y_RD)
             return y_ND
 
@@ -204,6 +205,15 @@ def negative_log_likelihood(logits_BSV: Tensor, targets_BS: Tensor) -> Tensor:
     """Return -log p of each target in nats, (B, S), in fp32, one sequence at a time to save memory."""
     sequences = zip(logits_BSV, targets_BS.to(logits_BSV.device), strict=True)
     return torch.stack([F.cross_entropy(logits.float(), targets, reduction="none") for logits, targets in sequences])
+
+
+def run_single(experts: Experts, x_ND: Tensor, expert_N1: Tensor, weight_N1: Tensor) -> Tensor:
+    """Run one expert per token; `NotApplicableError` for experts that need several, such as those of LongCat-Flash."""
+    try:
+        return experts(x_ND, expert_N1, weight_N1)
+    except ValueError as error:
+        message = "redundancy and pruning run experts one at a time, but this model's experts do not support K = 1"
+        raise NotApplicableError(message) from error
 
 
 @contextmanager

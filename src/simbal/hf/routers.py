@@ -183,7 +183,7 @@ def find_routers(model: nn.Module) -> list[HFRouter]:
         and isinstance(getattr(block, child, None), nn.Module)
     ]
     if not blocks:
-        raise UserError(f"{type(model).__name__} has no known router; docs/guide/architectures.md lists known models")
+        raise UserError(f"{type(model).__name__} has no known router; docs/guide/huggingface.md lists known models")
     routers = [_router(name, module, block, layer) for layer, (name, module, block) in enumerate(blocks)]
     if len({(len(router.weight_ED), router.top_k, router.rule) for router in routers}) > 1:
         raise UserError(f"the routers of {type(model).__name__} differ in number of experts, top_k or rule")
@@ -261,6 +261,8 @@ def probe(module: nn.Module, weight_name: str, bias: Tensor | None) -> tuple[Rul
         return torch.randn(shape, generator=generator).to(device)
 
     num_experts, d_model = weight_ED.shape
+    if bias is not None and bias.numel() != num_experts:  # Inkling's router also weights the shared experts
+        return None
     x_ND, bias_E = normal(PROBE_TOKENS, d_model), normal(num_experts) / 10
     tensors = {name: normal(*tensor.shape) / 10 for name, tensor in module.named_parameters() if tensor is not bias}
     tensors[weight_name] = normal(num_experts, d_model) / d_model**0.5
@@ -301,14 +303,17 @@ def _run(
     renamed = {f"module.{name}": tensor for name, tensor in tensors.items()}
     training, module.training = module.training, False
     try:
-        output = functional_call(_Unhooked(module), renamed, (x_ND.clone(), *[bias_E] * num_biases))
-        logits, weights, experts = (tensor.flatten(0, -2) for tensor in output)
-    except (RuntimeError, TypeError, ValueError, AttributeError, IndexError):
+        for x in (x_ND.clone(), x_ND[None].clone()):  # AFMoE's router takes (B, S, D)
+            try:
+                output = functional_call(_Unhooked(module), renamed, (x, *[bias_E] * num_biases))
+                logits, weights, experts = (tensor.flatten(0, -2) for tensor in output)
+            except (RuntimeError, TypeError, ValueError, AttributeError, IndexError):
+                continue
+            if weights.shape == experts.shape and len(weights) == len(x_ND) and experts.dtype == torch.int64:
+                return logits.float(), weights.float(), experts
         return None
     finally:
         module.training = training
-    is_decision = weights.shape == experts.shape and len(weights) == len(x_ND) and experts.dtype == torch.int64
-    return (logits.float(), weights.float(), experts) if is_decision else None
 
 
 def is_close(a: Tensor, b: Tensor, rtol: float = 1e-4, atol: float = 1e-6) -> bool:

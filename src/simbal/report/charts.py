@@ -7,8 +7,8 @@ A chart reads the dataset `rows`, which is stored compactly: one entry per line,
 
 import json
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import ceil
 from textwrap import wrap
 from typing import Any
@@ -80,6 +80,7 @@ class Lines:
     log: bool = False  # logarithmic y axis, if the values suit it
     log_x: bool = False
     zero: bool = False  # draw a line at y = 0
+    levels: Mapping[str, float] = field(default_factory=dict)  # horizontal reference lines by label
     most_points: int = MOST_POINTS  # per line: the first, the last, and evenly spaced others
     most_seeds: int = 0  # seeds per arm, drawn as separate lines on request
 
@@ -142,6 +143,11 @@ class Lines:
         ]
         if self.zero:
             layers.insert(0, alt.Chart(alt.Data(values=[{}])).mark_rule().encode(y=alt.YDatum(0)))
+        if self.levels:
+            lines = alt.Chart(alt.Data(values=[{"label": label, "y": y} for label, y in self.levels.items()]))
+            layers.insert(0, lines.mark_rule(strokeDash=[2, 2]).encode(y="y:Q"))
+            text = lines.mark_text(align="right", dx=-2, dy=-0.6 * medium.letters, fontSize=0.9 * medium.letters)
+            layers.append(text.encode(x=alt.XValue("width"), y="y:Q", text="label:N", color=alt.value("var(--muted)")))
         if medium.interactive:
             single = visible.transform_filter("seeds && isValid(datum.seed)")
             single = single.mark_line(strokeWidth=0.8, opacity=0.7, clip=True)

@@ -5,6 +5,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from simbal.commands import format_command
 from simbal.metrics.definitions import Metric
@@ -50,7 +51,10 @@ def cards(table: Table, folder: Path) -> list[Card]:
     used = curves.metric_curves(arms, "val/unique_experts")
     all_cards = [
         *_difference_cards(table),
-        _lines("loss", "Validation loss", "Cross-entropy on the validation split.", loss, NATS, FINISH),
+        _lines(
+            "loss", "Validation loss", "Cross-entropy on the validation split.", loss, NATS, FINISH,
+            levels=table.ngram_losses,
+        ),
         _lines(
             "loss-late", "Validation loss, second half", "After half of the tokens.",
             curves.second_half(arms, "val/loss"), NATS,
@@ -181,7 +185,7 @@ def _analysis_card(arms: Sequence[ShownArm], folder: Path, name: str, title: str
 
 def _lines(
     name: str, title: str, caption: str, shown: Sequence[Curve], y_label: str, missing: str = "", x_label: str = TOKENS,
-    **axes: bool,
+    **options: Any,
 ) -> Card:  # fmt: skip
-    figure = Lines([("", shown)], x_label, y_label, **axes) if shown else None
+    figure = Lines([("", shown)], x_label, y_label, **options) if shown else None
     return Card(name, title, f"{caption} {curves.describe_bands(shown)}", figure, missing)

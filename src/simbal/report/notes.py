@@ -36,7 +36,7 @@ def remarks(table: Table) -> list[str]:
         *_about_ngrams(table),
         *([] if table.pairs or not arms else why_not_compared(table.rows, table.baseline)),
         *_about_compute(arms),
-        *about_controls(arms, table.metrics),
+        *([] if table.absent or table.missing else about_controls(arms, table.metrics)),
         *_about_seeds(table),
         *_about_pooling(table),
         *_about_tokens(table.rows, table.baseline),
@@ -64,6 +64,8 @@ def explanations(table: Table) -> list[str]:
         "Intervals cover variation over seeds on the same validation documents. The interval over documents covers "
         f"variation over documents for the same seeds (bootstrap of {_range(documents)}). Neither covers "
         "both.": documents,
+        "Unigram, bigram and n-gram rows: losses of models that count the n-grams of the training text and interpolate "
+        "with absolute discounting.": table.ngram_losses,
         "Differences in percent are ratios of geometric means; intervals use logarithms.": ratios,
         "Better or worse (higher or lower if neither direction is good): the interval excludes 0; barely: by less than "
         f"{BARELY:g} nats. Otherwise {equivalent}, identical if all seeds have equal values, or not "

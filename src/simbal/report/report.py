@@ -41,13 +41,8 @@ class ReportKeys(BaseModel):
     @property
     def writes(self) -> bool:
         """Whether the table is written to the files: keys that change it are only printed."""
-        return self.save or not self.model_fields_set & {
-            "baseline",
-            "columns",
-            "equivalence_margin",
-            "compare",
-            "paper",
-        }
+        changing = {"baseline", "columns", "equivalence_margin", "compare", "paper"}
+        return self.save or not self.model_dump(exclude_defaults=True).keys() & changing
 
 
 def report(folder: Path, **keys: Any) -> None:
@@ -74,9 +69,9 @@ def report(folder: Path, **keys: Any) -> None:
 
         write_figures(cards(table, folder), folder)
     out = console()
+    show(table, out, options.explain, options.writes)
     if options.power:
         print_section(sections.power(table), out)
-    show(table, out, options.explain, options.writes)
     written = ["table.md", "table.tex", "table.csv", "table.json", "index.html"] if options.writes else []
     written += ["figures/"] if options.figures else []
     out.print(f"{folder}: {', '.join(written) or 'nothing'} written", soft_wrap=True)
@@ -118,9 +113,9 @@ def report_both(first: Path, second: Path, **keys: Any) -> None:
     margin, pairs = options.equivalence_margin, options.compare == "all"
     table = compare.build_both(*sides, options.baseline, chosen, options.paper, margin, pairs)
     _require_baseline(table, [run for side in sides for run in side.runs])
+    show(table, out, options.explain, in_files=False)
     if options.power:
         print_section(sections.power(table), out)
-    show(table, out, options.explain, in_files=False)
 
 
 def parse_keys(arguments: Sequence[str]) -> dict[str, Any]:

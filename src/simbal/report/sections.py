@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
 from math import exp, sqrt
 from statistics import fmean
 from urllib.parse import quote
@@ -84,13 +83,14 @@ def means(table: Table, short: bool = False) -> Section:
             cells += [Cell(ABSENT)] if metric in with_paper else []
         rows.append(cells)
     for name, loss in table.ngram_losses.items():
-        cells = [Cell(f"{name} model"), *(Cell(ABSENT) for _ in range(len(table.columns) + 1))]
+        cells = [Cell(name), *(Cell(ABSENT) for _ in range(len(table.columns) + 1))]
         for metric in table.metrics:
             cells.append(_ngram_cell(table, metric, loss))
             cells += [Cell(ABSENT)] if metric in with_paper else []
         rows.append(cells)
     title = f"{table.name}: mean ± standard deviation over seeds" if table.rows else f"{table.name}: models"
     names = [*(row.arm.name for row in table.rows), *(model.name for model in table.models)]
+    names += table.ngram_losses
     return Section(title, headings, rows, len(table.columns) + 2, names)
 
 
@@ -122,7 +122,7 @@ def summary(table: Table) -> Section:
     by_arm = {row.arm.name: row.differences.get(compared.key) for row in table.rows}
     place = section.headings.index(compared.heading) + 1
     rows = []
-    for name, cells in zip_longest(section.arms, section.rows):
+    for name, cells in zip(section.arms, section.rows, strict=True):
         difference, word = Cell(ABSENT), Cell(ABSENT)
         if one := by_arm.get(name):
             found = difference_cells(compared, one)
