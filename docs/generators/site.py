@@ -104,7 +104,10 @@ def _results(root: Path) -> dict[str, str]:
         for file in sorted((root / "results").rglob("*"))
         if file.is_file() and file.suffix in (".md", ".csv", ".json", ".svg", ".yaml", ".txt")
     }
-    return {path: WIDE * path.endswith(".md") + file.read_text(encoding="utf-8") for path, file in files.items()}
+    texts = {path: file.read_text(encoding="utf-8") for path, file in files.items()}
+    return {
+        path: WIDE + text.replace("../docs/", "../") if path.endswith(".md") else text for path, text in texts.items()
+    }
 
 
 def _example(file: Path) -> str:
