@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from simbal.errors import UserError
 from simbal.sweep.looks import seeds_of_looks
 
-ARMS = ("-m", "balancing=simbal,lbl", "seed=0-4", "until=decided")
+TRAINED = "optim.warmup_steps=0"  # the fake runs have one step
+ARMS = ("-m", "balancing=simbal,lbl", "seed=0-4", TRAINED, "until=decided")
 
 
 @given(st.lists(st.integers(0, 99), min_size=2, max_size=9, unique=True), st.integers(2, 60))
@@ -48,7 +49,7 @@ def test_the_baseline_and_the_margin_of_the_command_count(app):
 def test_other_runs_in_the_folder_decide_nothing(app):
     app.behave(simbal=1.0, lf=0.5)
     app.run(*ARMS[:-1])
-    sweep = app.run("-m", "balancing=lf,none", "seed=0-4", "baseline=none", "until=decided", "max_seeds=10")
+    sweep = app.run("-m", "balancing=lf,none", "seed=0-4", "baseline=none", TRAINED, "until=decided", "max_seeds=10")
     assert "seeds: lf worse\n" in sweep.stdout
 
 

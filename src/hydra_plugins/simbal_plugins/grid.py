@@ -96,7 +96,7 @@ class GridSweeper(ArmSweeper):
                 returns = [*self._launch(jobs, jobs)]
             for folder, config in {job.spec.path.parent: job.spec.config for job in jobs}.items():
                 keys = {"baseline": config.baseline, "columns": config.columns}
-                report(folder, **keys, equivalence_margin=config.equivalence_margin)
+                report(folder, **keys, equivalence_margin=config.equivalence_margin, save=True)
         failed = sum(job_return.status == JobStatus.FAILED for job_return in returns)
         if failed:
             raise SystemExit(f"{failed} of {len(returns)} jobs failed")

@@ -33,8 +33,8 @@ def remarks(table: Table) -> list[str]:
     return [
         *_about_runs(table.rows),
         *_about_training(arms),
-        *_about_ngrams(table),
         *([] if table.pairs or not arms else why_not_compared(table.rows, table.baseline)),
+        *_about_ngrams(table),
         *_about_compute(arms),
         *([] if table.absent or table.missing else about_controls(arms, table.metrics)),
         *_about_seeds(table),

@@ -102,7 +102,7 @@ def run_searches(
                 print_trials(search, out)
             out.print(f"written: {folder / 'trials.csv'}", soft_wrap=True)
     if any(folder.glob("*/config.yaml")):
-        report(folder, baseline=config.baseline, columns=config.columns)
+        report(folder, baseline=config.baseline, columns=config.columns, save=True)
 
 
 @dataclass
