@@ -4,6 +4,7 @@ import pytest
 from lightning import Trainer
 
 from simbal.runs.folder import RunFolder
+from simbal.training.checkpoint import Checkpoints
 from simbal.training.module import LitMoE
 from simbal.training.run import train
 from tests.balancing.cases import CASES
@@ -20,6 +21,14 @@ def test_a_killed_run_resumes_to_the_same_bits(small_spec, finished, monkeypatch
         file.write('{"step": 9, "tok')  # a row cut off by the kill
     train(killed)
     assert_same_run(reference, killed)
+
+
+def test_the_time_of_a_resumed_run_includes_the_time_up_to_the_checkpoint(small_spec, monkeypatch):
+    spec = small_spec("trainer.max_steps=6")
+    monkeypatch.setattr(Checkpoints, "state_dict", lambda self: {"seconds": 1000.0})
+    train_until(monkeypatch, spec, 5)
+    train(spec)
+    assert 1000 < RunFolder(spec.path).read_record()["seconds"] < 1100
 
 
 # one strategy for each kind of state by default; the conformance suite resumes every strategy from a checkpoint

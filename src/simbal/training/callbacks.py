@@ -298,7 +298,7 @@ def build_callbacks(spec: RunSpec) -> RunCallbacks:
     return RunCallbacks(
         tracker,
         metrics,
-        ProgressBar(metrics, f"{spec.choices['balancing']} seed={spec.config.seed}", keys.progress_bar),
+        ProgressBar(metrics, f"{spec.arm} seed={spec.config.seed}", keys.progress_bar),
         ValidationSchedule(keys.val_every, keys.val_at),
         TrialPruning(spec.path),
         RoundingWarning(optim.warmup_steps, keys.max_steps, optim.lr),
