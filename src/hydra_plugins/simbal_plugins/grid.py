@@ -117,10 +117,11 @@ class GridSweeper(ArmSweeper):
     def _launch(self, jobs: list[Job], all_jobs: list[Job]) -> Sequence[JobReturn]:
         """Run jobs and return how they ended. `all_jobs` also includes the jobs of earlier looks."""
         from simbal.sweep.checks import prepare_launch
-        from simbal.sweep.plan import write_sweep_json
+        from simbal.sweep.plan import assign_folders, write_sweep_json
 
         assert self.launcher
         prepare_launch(jobs, self.launcher)
+        assign_folders(jobs)  # again, because another sweep may have planned the same runs during the preparation
         for folder in {job.spec.path.parent for job in all_jobs}:
             write_sweep_json(folder, [job for job in all_jobs if job.spec.path.parent == folder])
         return self.launcher.launch(jobs, initial_job_idx=len(all_jobs) - len(jobs))

@@ -160,7 +160,7 @@ def forecast(attempts: Sequence[Attempt], slots: int) -> tuple[Table, str]:
         basis = f"an estimate from the rate of {every[0].processor} (analysis=plan)"
         if of_all_arms:
             basis = "estimated from finished runs"
-        text += f": about {clock(total)}, {sum(expected) / 3600:.2g} hours of training, {basis}."
+        text += f": about {clock(total)}, {sum(expected) / 3600:,.2f} hours of training, {basis}."
     final = decimal(sum(each.final_bytes for each in every))
     saved = decimal(sum(sorted(each.checkpoint_bytes for each in every)[-slots:]))
     return grid, f"{text}\nDisk: {final} for the final weights, and up to {saved} for checkpoints during training."

@@ -125,7 +125,7 @@ def test_only_the_page_of_a_running_sweep_reloads(write_run, sweep):
         assert ('http-equiv="refresh" content="30"' in text) == running
 
 
-def test_the_list_of_sweeps_links_each_page_with_its_verdict_and_copies_elsewhere_are_left_out(
+def test_the_list_of_sweeps_links_each_page_with_its_verdict_and_leaves_out_copies_elsewhere(
     write_run, sweep, tmp_path
 ):
     for seed in (0, 1):
