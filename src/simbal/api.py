@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, overload
 from simbal.analysis.result import numbers_of
 from simbal.config.schema import Config
 from simbal.errors import INTERRUPTED, UserError
+from simbal.report.arms import with_folders
 from simbal.report.collect import collect, read_analyses, read_run
 from simbal.report.render import tidy_rows
 from simbal.report.runs import ListedRun, list_run, list_runs
@@ -234,7 +235,7 @@ def _compose(overrides: Sequence[str]) -> RunSpec:
                 composed = hydra.compose("config", arguments, return_hydra_config=True)
         finally:
             GlobalHydra.instance().hydra = outer
-    return RunSpec.from_hydra(composed)
+    return with_folders([RunSpec.from_hydra(composed)])[0]
 
 
 def _name_run(listed: ListedRun) -> dict[str, Any]:

@@ -44,6 +44,15 @@ def test_runs_are_sorted_and_limited(outputs, capsys, arguments, seeds):
     assert [run["seed"] for run in listed(capsys, *arguments)] == seeds
 
 
+def test_files_and_folders_that_are_not_runs_are_ignored(outputs, capsys):
+    (outputs / "fake" / "figures").mkdir()
+    (outputs / "fake" / "table.md").touch()
+    paths = [*map(str, (outputs / "fake").iterdir())]  # as the shell expands outputs/fake/*
+    assert len(listed(capsys, *paths)) == 4
+    runs(["delete", *paths, "--yes"])
+    assert sorted(path.name for path in (outputs / "fake").iterdir()) == ["figures", "table.md"]
+
+
 def test_table_shows_how_many_runs_are_left_out(outputs, capsys):
     runs(["--limit", "3"])
     out = capsys.readouterr().out

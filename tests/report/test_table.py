@@ -72,6 +72,17 @@ def test_the_name_of_an_arm_does_not_depend_on_the_order_of_runs(small_spec, rev
     }
 
 
+def test_an_option_that_follows_from_the_strategy_lengthens_no_name(small_spec):
+    def names(*arms):
+        specs = [small_spec(*arm.split()) for arm in arms]
+        return [short_label(label_of(spec, label_columns(specs))) for spec in specs]
+
+    assert names("balancing=remoe", "balancing=simbal", "balancing=lbl") == ["remoe", "simbal", "lbl"]
+    assert names("balancing=remoe", "balancing=lbl", "balancing=lbl router=sigmoid") == [
+        "remoe router=relu", "lbl router=softmax", "lbl router=sigmoid",
+    ]  # fmt: skip
+
+
 def test_a_name_has_short_keys_unless_two_strategies_share_them():
     def name(label):
         return short_label({column: Cell(text) for column, text in label.items()})

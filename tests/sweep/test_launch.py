@@ -143,18 +143,21 @@ def test_two_sweeps_over_one_folder_do_every_run_once(app, environment):
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_stopped_sweep_stops_its_jobs_and_can_be_resumed(app, number, code):
-    app.behave({0: "hang", 1: "hang"})
+    app.behave({1: "hang", 2: "hang"})
     sweep = app.start("-m", "seed=0-3", "hydra.launcher.n_jobs=2")
     app.wait_until(lambda: len(app.hanging) == 4)
     sweep.send_signal(number)
     out, _ = sweep.communicate()
     assert sweep.returncode == code
-    assert out.splitlines()[-1].startswith("stopped: 0 done, 2 interrupted, 2 not started.")
-    assert app.started == [0, 1]
+    assert "stopped: 1 done, 2 interrupted, 1 not started." in out
+    assert ("default: mean" in out) == (number == signal.SIGINT)  # Ctrl-C prints the table
+    assert app.started == [0, 1, 2]
     assert not any(app.alive(pid) for pid in app.hanging)
-    assert not list(app.folder.glob("outputs/*/*/record.json"))
+    assert [*app.folder.glob("outputs/*/*/record.json")] == [app.run_folder(0) / "record.json"]
     app.behave()
-    assert app.run("-m", "seed=0-3").stdout.startswith("0 finished, 2 resumed, 2 new\n")
+    resumed = app.run("-m", "seed=0-3").stdout
+    assert resumed.startswith("1 finished, 2 resumed, 1 new\n")
+    assert "done    seed=1 in 1:40" in resumed  # the total time, from the record
 
 
 @pytest.mark.parametrize("preload", ["hydra.launcher.preload=[]", pytest.param(NEW_PYTHONS, marks=pytest.mark.slow)])

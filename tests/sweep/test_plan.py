@@ -62,6 +62,7 @@ def test_a_dry_run_starts_and_writes_nothing_and_estimates_the_time(app):
     new = app.run("-m", "seed=0-2", "dry_run=true")
     assert new.returncode == 0
     assert "0 finished, 0 resumed, 3 new\n3 to run" in new.stdout
+    assert all(part in new.stdout for part in ("hours", "an estimate from the rate of one core", "\nDisk: "))
     assert (app.started, files(app), app.lines("prepared")) == ([], [], [])
     app.behave({1: "crash"})
     app.run("-m", "seed=0-1")
@@ -70,6 +71,7 @@ def test_a_dry_run_starts_and_writes_nothing_and_estimates_the_time(app):
     done = app.run(*keys)
     assert "1 finished, 1 failed before (retry_failed=true tries again), 0 resumed, 2 new" in done.stdout
     assert "2 to run, 2 at once: about 1:40" in done.stdout
+    assert "estimated from finished runs" in done.stdout
     retried = app.run(*keys, "retry_failed=true")
     assert "1 finished, 1 resumed, 2 new" in retried.stdout
     assert "3 to run, 2 at once: about 2:30" in retried.stdout

@@ -11,6 +11,7 @@ import yaml
 
 from simbal.errors import UserError
 from simbal.runs.folder import RunFolder
+from simbal.runs.record import error_of
 from simbal.training.callbacks import MetricsLogger
 from simbal.training.failures import out_of_memory_as_user_error
 from simbal.training.module import LitMoE
@@ -118,10 +119,11 @@ def spoil_loss(monkeypatch, step, value=math.nan, micro_batch=0):
 def test_divergence_is_recorded_with_its_step_and_the_norms_of_each_layer(small_spec, monkeypatch, value):
     spec = small_spec("trainer.micro_batch=4")
     spoil_loss(monkeypatch, 6, value, micro_batch=1)
-    with pytest.raises(UserError, match="diverged: the loss is not finite in step 7"):
+    with pytest.raises(UserError, match="diverged at step 7: the loss is not finite"):
         train(spec)
     record = RunFolder(spec.path).read_record()
     assert (record["status"], record["step"], len(record["layers"])) == ("diverged", 7, 2)
+    assert error_of(record).count("diverged") == 1
     for layer in record["layers"]:
         assert layer["router/nonfinite_gradients"] == 4 * 16
         assert layer["router/gradient_norm"] is None
@@ -141,7 +143,7 @@ def test_an_infinite_gradient_of_a_finite_loss_is_divergence(small_spec, monkeyp
         original(self, *args, **kwargs)
 
     monkeypatch.setattr(LitMoE, "configure_gradient_clipping", clip)
-    with pytest.raises(UserError, match="diverged: the gradient is not finite in step 1"):
+    with pytest.raises(UserError, match="diverged at step 1: the gradient is not finite"):
         train(spec)
     layers = RunFolder(spec.path).read_record()["layers"]
     assert [layer["experts/nonfinite_gradients"] for layer in layers] == [0, 0]
@@ -151,9 +153,14 @@ def test_an_infinite_perplexity_is_divergence(small_spec, monkeypatch):
     add = ValidationTotals.add
     monkeypatch.setattr(ValidationTotals, "add", lambda self, nll_N, *rest: add(self, nll_N * 1e3, *rest))
     spec = small_spec()
-    with pytest.raises(UserError, match="diverged: the perplexity of the validation is not finite in step 0"):
+    with pytest.raises(UserError, match="diverged at step 0: the perplexity of the validation is not finite"):
         train(spec)
     assert RunFolder(spec.path).read_record()["status"] == "diverged"
+
+
+def test_an_infinite_metric_of_a_finite_loss_is_divergence(small_spec):
+    with pytest.raises(UserError, match=r"diverged at step 1: the \(R\^T R - I\)\^2 of the validation is not finite"):
+        train(small_spec("optim.lr=1e30", "trainer.val_every=1"))
 
 
 def test_a_skipped_step_changes_nothing(small_spec, monkeypatch):
@@ -185,5 +192,5 @@ def test_one_more_bad_step_than_may_be_skipped_ends_the_run_also_after_a_kill(sm
     spoil_loss(monkeypatch, 3)
     train_until(monkeypatch, spec, 5)
     spoil_loss(monkeypatch, 6)
-    with pytest.raises(UserError, match="the loss is not finite in step 7"):
+    with pytest.raises(UserError, match="diverged at step 7: the loss is not finite"):
         train(spec)

@@ -4,6 +4,7 @@ import pytest
 from lightning import Trainer
 
 from simbal.runs.folder import RunFolder
+from simbal.training.checkpoint import Checkpoints
 from simbal.training.module import LitMoE
 from simbal.training.run import train
 from tests.balancing.cases import CASES
@@ -20,6 +21,15 @@ def test_a_killed_run_resumes_to_the_same_bits(small_spec, finished, monkeypatch
         file.write('{"step": 9, "tok')  # a row cut off by the kill
     train(killed)
     assert_same_run(reference, killed)
+
+
+def test_the_time_of_a_resumed_run_includes_the_time_up_to_the_checkpoint(small_spec, monkeypatch, capsys):
+    spec = small_spec("trainer.max_steps=6", "trainer.progress_bar=true")
+    monkeypatch.setattr(Checkpoints, "state_dict", lambda self: {"seconds": 1000.0})
+    train_until(monkeypatch, spec, 5)
+    train(spec)
+    assert 1000 < RunFolder(spec.path).read_record()["seconds"] < 1100
+    assert "0:16:4" in capsys.readouterr().out  # the progress bar: 1000 seconds and a few
 
 
 # one strategy for each kind of state by default; the conformance suite resumes every strategy from a checkpoint

@@ -8,6 +8,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams import metadata
 from tensorboard.summary.writer import event_file_writer
 
+from simbal.report.arms import with_folders
 from simbal.runs.folder import RunFolder
 from simbal.training.module import LitMoE
 from simbal.training.run import train
@@ -144,14 +145,15 @@ def test_a_failing_server_does_not_stop_a_run_and_the_resumed_run_sends_what_it_
 def test_wandb_names_a_run_by_its_arm_and_gets_a_row_once_a_checkpoint_holds_it(small_spec, monkeypatch):
     sent = []
     monkeypatch.setattr(WandbLogger, "log_metrics", lambda self, metrics, step=None: sent.append(step))
-    spec = small_spec("logger=wandb", "logger.project=ours")
+    (spec,) = with_folders([small_spec("logger=wandb", "logger.project=ours")], ["balancing", "optim.lr"])
     crash(monkeypatch, spec, 9)
     assert sent == [row["step"] for row in rows(spec) if row["step"] <= 8]  # steps 4 and 8 have a checkpoint
     (file,) = spec.path.glob("wandb/offline-run-*/*.wandb")
     assert file.parent.name.endswith(run_id(spec))
     (run,) = [record.run for record in wandb_records(file) if record.HasField("run")][:1]
-    assert (run.project, run.run_group, run.display_name) == ("ours", "default", spec.path.name.rpartition("-")[0])
-    assert "simbal" in run.tags
+    assert (run.project, run.run_group) == ("ours", "default/simbal-lr_0.01")
+    assert run.display_name == "simbal-lr_0.01-seed0"
+    assert {"default", "simbal-lr_0.01", "simbal"} <= {*run.tags}
 
 
 @pytest.mark.slow

@@ -73,7 +73,6 @@ class GridSweeper(ArmSweeper):
 
     def sweep(self, arguments: list[str]) -> Sequence[JobReturn]:
         """Run the grid and print its table; exit with code 1 if a job fails or cannot start."""
-        from simbal.report.report import report
         from simbal.sweep import checks
         from simbal.sweep.looks import check_decidable
 
@@ -90,13 +89,15 @@ class GridSweeper(ArmSweeper):
             if self.config.dry_run:
                 self._print_forecast(jobs)
                 return []
-            if self.config.until == "decided":
-                jobs, returns = self._run_until_decided(arguments, jobs)
-            else:
-                returns = [*self._launch(jobs, jobs)]
-            for folder, config in {job.spec.path.parent: job.spec.config for job in jobs}.items():
-                keys = {"baseline": config.baseline, "columns": config.columns}
-                report(folder, **keys, equivalence_margin=config.equivalence_margin, save=True)
+            try:
+                if self.config.until == "decided":
+                    jobs, returns = self._run_until_decided(arguments, jobs)
+                else:
+                    returns = [*self._launch(jobs, jobs)]
+            except KeyboardInterrupt:
+                _report([job for job in jobs if checks.finished_runs(job.spec.parent)])
+                raise
+            _report(jobs)
         failed = sum(job_return.status == JobStatus.FAILED for job_return in returns)
         if failed:
             raise SystemExit(f"{failed} of {len(returns)} jobs failed")
@@ -104,20 +105,23 @@ class GridSweeper(ArmSweeper):
 
     def _compose(self, arguments: list[str]) -> list[Job]:
         """Compose and check the jobs, one per distinct run; `ConfigError` if one is invalid."""
+        from simbal.sweep.plan import assign_folders
+
         params = [f"{key}={value}" for key, value in self.params.items()]
         arms = [[*split_arm(arm), *params, *arguments] for arm in self.arms or [""]]
         lines = [job for arm in arms for job in combinations(self.parse(arm))]
         required = {override.key_or_group for override in self.parse([*params, *arguments])}
-        jobs = map(self.composer.job, self.composer.drop_inapplicable(lines, required))
-        return [*{job.spec.path: job for job in jobs}.values()]
+        jobs = [*map(self.composer.job, self.composer.drop_inapplicable(lines, required))]
+        return [*{job.spec.path: job for job in assign_folders(jobs)}.values()]
 
     def _launch(self, jobs: list[Job], all_jobs: list[Job]) -> Sequence[JobReturn]:
         """Run jobs and return how they ended. `all_jobs` also includes the jobs of earlier looks."""
         from simbal.sweep.checks import prepare_launch
-        from simbal.sweep.plan import write_sweep_json
+        from simbal.sweep.plan import assign_folders, write_sweep_json
 
         assert self.launcher
         prepare_launch(jobs, self.launcher)
+        assign_folders(jobs)  # again, because another sweep may have planned the same runs during the preparation
         for folder in {job.spec.path.parent for job in all_jobs}:
             write_sweep_json(folder, [job for job in all_jobs if job.spec.path.parent == folder])
         return self.launcher.launch(jobs, initial_job_idx=len(all_jobs) - len(jobs))
@@ -160,6 +164,15 @@ class GridSweeper(ArmSweeper):
         slots = getattr(self.launcher, "slots", None)  # launchers of other packages have no slots
         table, sentence = forecast(planned, len(slots(jobs)) if slots else 1)
         console().print(table, summary(planned), sentence, sep="\n")
+
+
+def _report(jobs: Sequence[Job]) -> None:
+    """Print the table of each folder of the jobs, and write its files."""
+    from simbal.report.report import report
+
+    for folder, config in {job.spec.parent: job.spec.config for job in jobs}.items():
+        keys = {"baseline": config.baseline, "columns": config.columns}
+        report(folder, **keys, equivalence_margin=config.equivalence_margin, save=True)
 
 
 def combinations(overrides: Sequence[Override]) -> Iterator[list[str]]:

@@ -7,6 +7,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal
 
+import torch
 from pydantic import Field, PositiveFloat, PositiveInt
 from rich.table import Table
 
@@ -20,6 +21,7 @@ from simbal.console import new_grid
 from simbal.cost import DeviceMemory, Precision, Step, device_memory, parameters
 from simbal.errors import UserError
 from simbal.model.transformer import TransformerShape
+from simbal.runs.spec import RunSpec
 
 DAY = 86_400  # seconds
 UNITS = {"days": DAY, "hours": 3_600, "minutes": 60, "seconds": 1}
@@ -80,6 +82,11 @@ class Recipe:
         """Training tokens."""
         return self.steps * self.global_batch * self.seq_len
 
+    @property
+    def validated_tokens(self) -> int:
+        """Tokens of all validations."""
+        return self.validations * self.validation_tokens + self.final_validation_tokens
+
 
 def plan(
     model: Any,
@@ -139,7 +146,7 @@ def plan(
     counted = parameters(recipe.shape)
     training_flops = counted.training_flops(recipe.seq_len, recipe.tokens)
     rate = tokens_per_second or gpus * peak * utilization * recipe.tokens / training_flops
-    validated = recipe.validations * recipe.validation_tokens + recipe.final_validation_tokens
+    validated = recipe.validated_tokens
     days = (recipe.tokens + validated / 3) / rate / DAY
     cost = 24 * days * gpus * device.price_per_hour
     accumulates = recipe.micro_batch < recipe.global_batch // gpus
@@ -220,7 +227,6 @@ def find_recipe(model: dict[str, Any], device: Hardware, gpus: int, given: dict[
             f"analysis.plan.micro_batch={micro_batch} must divide the {batch // gpus} sequences of a device: "
             f"{', '.join(map(str, sizes))}"
         )
-    early = (min(val_every, steps) - 1).bit_length() if keys["val_at"] == "log" else 0  # after 1, 2, 4, 8 ... steps
     return Recipe(
         model=next((name for name in options("model") if read_option("model", name) == model), "a modified model"),
         shape=shape_of(model, keys["vocab_size"]),
@@ -230,10 +236,50 @@ def find_recipe(model: dict[str, Any], device: Hardware, gpus: int, given: dict[
         micro_batch=micro_batch,
         precision=keys["precision"],
         seq_len=keys["seq_len"],
-        validations=1 + early + math.ceil(steps / val_every),
+        validations=_count_validations(steps, val_every, keys["val_at"]),
         validation_tokens=min(keys["validation_tokens"], HELD_OUT[source]),
         final_validation_tokens=HELD_OUT[source],
     )
+
+
+def _count_validations(steps: int, val_every: int, val_at: str) -> int:
+    early = (min(val_every, steps) - 1).bit_length() if val_at == "log" else 0  # after 1, 2, 4, 8 ... steps
+    return 1 + early + math.ceil(steps / val_every)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The estimated time of a run in seconds, the processor that is assumed, and the bytes that the run writes."""
+
+    seconds: float | None  # None: conf/hardware lacks the processor
+    processor: str
+    final_bytes: int  # weights of the finished run
+    checkpoint_bytes: int  # checkpoints of the running run
+
+
+def estimate(spec: RunSpec) -> Estimate:
+    """Estimate a run on this machine from the peak FLOP/s in conf/hardware and the utilization in conf/analysis."""
+    from simbal.training import build  # imports Lightning, which the analysis does not need
+    from simbal.training.checkpoint import KEPT
+
+    data, trainer, has_gpu = spec.config.data, spec.config.trainer, torch.cuda.is_available()
+    on_cpu = trainer.accelerator == "cpu" or (trainer.accelerator == "auto" and not has_gpu)
+    name = "cpu" if on_cpu else torch.cuda.get_device_name().lower() if has_gpu else ""
+    devices = [validate(Hardware, read_option("hardware", each)) for each in options("hardware") if each in name]
+    precision = ("32-true" if on_cpu else "bf16-mixed") if trainer.precision == "auto" else trainer.precision
+    counted = parameters(build.transformer_shape(spec, end_of_text=0))
+    weights = (2 if precision == "bf16-true" else 4) * counted.total
+    kept = weights * (1 + (trainer.max_steps // trainer.keep_every if trainer.keep_every else 0))
+    peak = (devices[0].fp32_flops if precision == "32-true" else devices[0].bf16_flops) if devices else None
+    if peak is None:
+        return Estimate(None, name, kept, KEPT * 3 * weights)
+    held_out = HELD_OUT.get(data.source, data.validation_tokens or 0)
+    validations = _count_validations(trainer.max_steps, trainer.val_every, trainer.val_at)
+    validated = validations * min(data.validation_tokens or held_out, held_out) + held_out
+    tokens = trainer.max_steps * trainer.global_batch * data.seq_len
+    rate = trainer.devices * peak * read_option("analysis", "plan")["plan.utilization"]
+    seconds = counted.training_flops(data.seq_len, 1) * (tokens + validated / 3) / rate
+    return Estimate(seconds, devices[0].device, kept, KEPT * 3 * weights)
 
 
 def _run_table(recipe: Recipe, device: Hardware, gpus: int, numbers: dict[str, float], basis: str) -> Table:

@@ -26,12 +26,13 @@ def train(argv: list[str]) -> None:
 
 def train_composed(cfg: Any) -> None:
     """Train the run of a config that Hydra composed."""
+    from simbal.report.arms import with_folders
     from simbal.runs.spec import RunSpec
 
     spec = RunSpec.from_hydra(cfg)
     if spec.config.dry_run or spec.config.until == "decided":
         raise ConfigError("dry_run=true and until=decided are for sweeps: add -m")
-    train_run(spec)
+    train_run(*with_folders([spec]))
 
 
 def train_run(spec: "RunSpec") -> None:

@@ -83,6 +83,13 @@ def sweeper_of(sweep: str) -> str | None:
     return sweeper
 
 
+def overridden_options(file: Path) -> dict[str, str]:
+    """Return the options of other groups that an option selects, such as `{"router": "relu"}` for balancing=remoe."""
+    items = [item for item in read(file).get("defaults") or [] if isinstance(item, dict)]
+    pairs = [(key.removeprefix("override /"), value) for item in items for key, value in item.items()]
+    return {key.partition("@")[0]: str(value) for key, value in pairs}
+
+
 def first_comment(file: Path) -> list[str]:
     """Return the lines of the comment at the top of a YAML file, without the `@package` line."""
     lines = []

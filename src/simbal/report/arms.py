@@ -2,16 +2,21 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
+from simbal.config.options import options, overridden_options
 from simbal.config.schema import GROUPS
 from simbal.config.values import flatten
+from simbal.errors import UserError
 from simbal.report.collect import Run
 from simbal.report.columns import ABSENT, Cell
+from simbal.runs.folder import RunFolder
 from simbal.runs.record import is_number
-from simbal.runs.spec import RunSpec, config_hash, result_keys
+from simbal.runs.spec import RunSpec, config_hash, result_keys, run_names
 
 MOST_NAMED = 5  # names listed in a sentence
 
@@ -72,10 +77,10 @@ def label_columns(specs: Sequence[RunSpec]) -> list[str]:
     """Return the groups and the dotted keys that differ between runs.
 
     `balancing` always comes first and the strategies' keys come last. A key is compared among runs with the same option
-    of its group. The seed and keys that cannot affect results are left out.
+    of its group. The seed, keys that cannot affect results and options that follow from the strategy are left out.
     """
     others = [name for name in GROUPS if name not in ("balancing", "logger")]
-    groups = ["balancing", *(name for name in others if len({spec.choices.get(name) for spec in specs}) > 1)]
+    groups = ["balancing", *(name for name in others if _differs(name, specs))]
     parts: dict[tuple[str, str | None], dict[int, dict[str, Any]]] = defaultdict(dict)
     for spec in specs:
         for name, part in spec.written.items():
@@ -92,6 +97,30 @@ def label_of(spec: RunSpec, columns: Sequence[str]) -> dict[str, Cell]:
     flat = flatten(spec.written)
     values = {column: spec.choices[column] if column in GROUPS else flat.get(column, ABSENT) for column in columns}
     return {column: Cell(str(value), value if is_number(value) else None) for column, value in values.items()}
+
+
+def with_folders(specs: Sequence[RunSpec], columns: Sequence[str] = ()) -> list[RunSpec]:
+    """Return runs with their folders: the existing one, or a new one named after its arm.
+
+    Args:
+        specs: the runs.
+        columns: the keys that tell arms apart; empty: the keys that differ among all runs of outputs/<name>.
+    """
+    names: dict[Path, dict[str, str]] = {}
+    for parent in {spec.parent for spec in specs}:
+        names[parent] = run_names(parent)
+        ours = [spec for spec in specs if spec.parent == parent]
+        new = [spec for spec in ours if spec.suffix not in names[parent]]
+        shown = columns or label_columns([*ours, *_readable_specs(parent)] if new else [])
+        names[parent] |= {spec.suffix: spec.name_for(short_label(label_of(spec, shown))) for spec in new}
+    return [replace(spec, folder=spec.parent / names[spec.parent][spec.suffix]) for spec in specs]
+
+
+def _readable_specs(folder: Path) -> Iterator[RunSpec]:
+    """Yield the runs in outputs/<name>, without those whose config is damaged."""
+    for path in folder.glob("*/"):
+        with suppress(UserError):
+            yield RunFolder(path).read_spec()
 
 
 def short_label(label: Mapping[str, Cell]) -> str:
@@ -137,6 +166,19 @@ def _differing_keys(configs: Sequence[dict[str, Any]]) -> Iterator[str]:
     for key in dict.fromkeys(key for config in configs for key in config):
         if len({repr(config.get(key, ABSENT)) for config in configs}) > 1:
             yield key
+
+
+def _differs(group: str, specs: Sequence[RunSpec]) -> bool:
+    """Return whether runs differ in the option of a group, except for options that follow from their strategy."""
+    chosen: dict[str, set[str | None]] = defaultdict(set)
+    for spec in specs:
+        chosen[spec.choices["balancing"]].add(spec.choices.get(group))
+    if len(set().union(*chosen.values())) == 1:
+        return False
+    files = options("balancing")
+    implied = {name: overridden_options(files[name]).get(group) for name in chosen if name in files}
+    free = {option for name, of_arm in chosen.items() if of_arm != {implied.get(name)} for option in of_arm}
+    return len(free) > 1
 
 
 def _hash_without(spec: RunSpec, *keys: str) -> str:

@@ -14,7 +14,7 @@ from simbal.errors import UserError
 from simbal.metrics.definitions import NUMBERS, SPEED
 from simbal.runs.curves import DocumentSums, curve, document_sums, rows
 from simbal.runs.folder import DamagedRecordError, RunFolder, is_run
-from simbal.runs.spec import RunSpec
+from simbal.runs.spec import SWEEP_FILE, RunSpec
 
 KNOWN = {metric.name: metric.definition for metric in NUMBERS}  # for numbers that an analysis does not define
 
@@ -185,7 +185,7 @@ def last_sweep(folder: Path) -> tuple[str, dict[str, str]]:
 
     Both are empty if no sweep was started there.
     """
-    file = folder / "sweep.json"
+    file = folder / SWEEP_FILE
     if not file.exists():
         return "", {}
     content = orjson.loads(file.read_bytes())

@@ -14,14 +14,16 @@ from dataclasses import replace
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
+import orjson
 import vl_convert
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from simbal.errors import UserError
 from simbal.report import charts, figures, sections
-from simbal.report.arms import Arm
+from simbal.report.arms import Arm, seed_ranges
 from simbal.report.charts import Forest, Lines
 from simbal.report.collect import last_sweep
 from simbal.report.columns import ABSENT
@@ -29,13 +31,15 @@ from simbal.report.curves import MOST_ARMS, NUM_COLORS, arm_styles
 from simbal.report.figures import Card
 from simbal.report.notes import notes
 from simbal.report.table import Table
-from simbal.runs.atomic import write_text
+from simbal.runs.atomic import write_json, write_text
 from simbal.runs.spec import result_keys
 
 HERE = Path(__file__).parent
-TEMPLATE = Environment(
+TEMPLATES = Environment(
     loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-).get_template("page.html")
+)
+SUMMARY_FILE = "summary.json"  # in outputs/<name>: the line of the sweep in outputs/index.html
+STATIC = "default-src 'none'; style-src 'unsafe-inline'; img-src data:;"  # the content security policy
 MOST_TABLE_ARMS = 60  # arms in tables
 MOST_NUMBERS = 60_000  # numbers in all curves together
 FEWEST_POINTS, MOST_SEEDS = 16, 10  # points per line, and seeds per arm drawn as separate lines
@@ -45,8 +49,43 @@ FONT = "system-ui, -apple-system, Segoe UI, Roboto, Helvetica Neue, Arial, sans-
 
 
 def write(table: Table, folder: Path, running: bool = False) -> None:
-    """Write index.html into `folder`, outputs/<name>; `UserError` if a file of curves is broken."""
+    """Write index.html into `folder`, outputs/<name>, and the list of all sweeps next to the folder.
+
+    The list is written if the folder is where its runs were trained, because a copy may be next to unrelated files.
+
+    Raises:
+        UserError: a file of curves is broken.
+    """
     write_text(folder / "index.html", html(table, folder, running))
+    write_json(folder / SUMMARY_FILE, summary(table, folder))
+    runs = [*(run for row in table.rows for run in row.arm.runs), *(run for _, run in table.absent)]
+    if runs and Path(runs[0].spec.config.output_dir).resolve() == folder.resolve().parent:
+        write_list(folder.resolve().parent)
+
+
+def summary(table: Table, folder: Path) -> dict[str, Any]:
+    """Return what the list of sweeps shows of a sweep: name, arms, seeds, verdict and the end of its last run."""
+    runs = [run for row in table.rows for run in row.arm.runs]
+    return {
+        "name": folder.resolve().name,
+        "arms": len(table.rows),
+        "seeds": seed_ranges([*{run.seed for run in runs}]),
+        "verdict": verdict(table),
+        "when": max((run.result.get("ended", "") for run in runs), default=""),
+    }
+
+
+def write_list(outputs: Path) -> None:
+    """Write index.html into `outputs`, a list of the sweeps in it."""
+    sweeps = []
+    for file in outputs.glob(f"*/{SUMMARY_FILE}"):
+        with suppress(OSError, ValueError):
+            sweeps.append(orjson.loads(file.read_bytes()))
+    sweeps.sort(key=lambda sweep: (sweep["when"], sweep["name"]), reverse=True)
+    template = TEMPLATES.get_template("sweeps.html")
+    write_text(
+        outputs / "index.html", template.render(policy=STATIC, running=False, words=charts.CONCLUSIONS, sweeps=sweeps)
+    )
 
 
 def html(table: Table, folder: Path, running: bool = False) -> str:
@@ -59,8 +98,8 @@ def html(table: Table, folder: Path, running: bool = False) -> str:
     scripts = [_vega_scripts(), (HERE / "page.js").read_text(encoding="utf-8")]
     digests = [b64encode(sha256(script.encode()).digest()).decode() for script in scripts]
     allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
-    return TEMPLATE.render(
-        policy=f"default-src 'none'; style-src 'unsafe-inline'; script-src {allowed}; img-src data:",
+    return TEMPLATES.get_template("page.html").render(
+        policy=f"{STATIC} script-src {allowed};",
         scripts=[Markup(script) for script in scripts],
         charted=_chart_data(cards),
         running=running,

@@ -58,10 +58,10 @@ class ListedRun:
 
 
 def list_runs(folders: Iterable[Path]) -> list[ListedRun]:
-    """Return the runs in runs, sweeps and folders of sweeps, each once, by path; `UserError` for a missing folder."""
+    """Return the runs in runs, sweeps and folders of sweeps, each once, by path; `UserError` for a missing path."""
     sweeps: dict[Path, dict[Path, ListedRun]] = defaultdict(dict)
     for folder in folders:
-        if not folder.is_dir():
+        if not folder.exists():
             raise UserError(f"there is no folder {folder}")
         for path in [folder, *folder.glob("*"), *folder.glob("*/*")]:
             if is_run(path):

@@ -208,20 +208,22 @@ def run_folders(paths: Iterable[Path]) -> list[Path]:
     """Return the run folders among `paths`, and all run folders inside folders such as outputs/<name>, each once.
 
     Raises:
-        UserError: a path is not a run or a folder of runs.
+        UserError: a path does not exist, or there is no run at all.
     """
     unique: dict[Path, Path] = {}
+    paths = [*paths]
     for path in paths:
-        if not path.is_dir():
+        if not path.exists():
             raise UserError(f"there is no folder {path}")
-        runs = [path] if is_run(path) else sorted(child for child in path.iterdir() if is_run(child))
-        if not runs:
-            raise UserError(f"{path} contains no run: use outputs/<name>/<run>, or outputs/<name>")
+        runs = [path] if is_run(path) else sorted(child for child in path.glob("*") if is_run(child))
         for run in runs:
             if run.is_symlink():
                 raise UserError(f"{run} is a symbolic link: use the folder that it points to")
             RunFolder(run).read_spec()  # another program's folder can contain a config.yaml too
             unique.setdefault(run.resolve(), run)
+    if not unique:
+        listed = ", ".join(map(str, paths))
+        raise UserError(f"{listed} contains no run: use outputs/<name>/<run>, or outputs/<name>")
     return [*unique.values()]
 
 

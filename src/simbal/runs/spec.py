@@ -7,16 +7,21 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import orjson
 from omegaconf import DictConfig
 
 from simbal.config.compose import resolve, validate, validate_config
 from simbal.config.schema import GROUPS, Config, can_change_result
 from simbal.config.values import flatten
+
+MAX_ARM = 100  # characters of a folder's name before the seed and the hash
+SWEEP_FILE = "sweep.json"  # in outputs/<name>: the last sweep's command and the names of its run folders
 
 
 def result_keys(written: dict[str, Any]) -> dict[str, Any]:
@@ -38,7 +43,7 @@ class RunSpec:
         choices: the option chosen in each config group.
         written: the config as plain values, which are saved, shown and hashed.
         trusted: whether the config comes from this user; a config read from a folder may come from anybody.
-        folder: the folder that the config was read from.
+        folder: its run folder; None: the folder whose name ends with the seed and the hash, or a new one.
     """
 
     config: Config
@@ -77,9 +82,37 @@ class RunSpec:
 
     @cached_property
     def path(self) -> Path:
-        """The run folder; its name starts with a readable part and ends with eight digits of the hash."""
+        """The run folder, which never changes once it exists or a sweep has planned it."""
         if self.folder is not None:
             return self.folder
-        readable = f"{self.choices['balancing']}-{self.choices['model']}-seed{self.config.seed}"
-        readable = re.sub(r"[^A-Za-z0-9._-]+", "_", readable)[:100]
-        return Path(self.config.output_dir, self.config.name, f"{readable}-{self.hash[:8]}")
+        return self.parent / (run_names(self.parent).get(self.suffix) or self.name_for(self.choices["balancing"]))
+
+    @property
+    def parent(self) -> Path:
+        """The folder of all runs with the same name, outputs/<name>."""
+        return Path(self.config.output_dir, self.config.name)
+
+    @property
+    def suffix(self) -> str:
+        """The end of the folder's name, which identifies the run: its seed and eight digits of its hash."""
+        return f"seed{self.config.seed}-{self.hash[:8]}"
+
+    @property
+    def arm(self) -> str:
+        """The start of the folder's name, such as `simbal-coef_0.1`."""
+        return self.path.name.removesuffix(f"-{self.suffix}")
+
+    def name_for(self, label: str) -> str:
+        """Return the name of a new folder for the run, given the label of its arm, such as `simbal coef=0.1`."""
+        readable = re.sub(r"[^A-Za-z0-9._+-]+", "_", label.replace(" ", "-"))[:MAX_ARM]
+        return f"{readable}-{self.suffix}"
+
+
+def run_names(folder: Path) -> dict[str, str]:
+    """Return the names of the run folders in outputs/<name>, existing or planned by a sweep, by `RunSpec.suffix`."""
+    names: list[str] = []
+    with suppress(OSError, ValueError, KeyError):
+        names += orjson.loads((folder / SWEEP_FILE).read_bytes())["runs"]
+    with suppress(OSError):
+        names += [path.name for path in folder.iterdir()]
+    return {"-".join(name.rsplit("-", 2)[1:]): name for name in names}

@@ -11,9 +11,11 @@ from rich.console import Console
 
 from simbal.commands import original_command
 from simbal.errors import BusyError, UserError
+from simbal.report.arms import with_folders
 from simbal.runs.atomic import explain_write_errors, write_json
 from simbal.runs.folder import DamagedRecordError, RunFolder
 from simbal.runs.record import error_of
+from simbal.runs.spec import SWEEP_FILE
 from simbal.sweep.composer import Job
 from simbal.sweep.outcome import Outcome, recorded_outcome
 
@@ -36,6 +38,7 @@ class Attempt:
     record: dict[str, Any] | None = None  # as read when the sweep started
     started: float | None = None  # seconds of the monotonic clock
     ended: float | None = None
+    total: float | None = None  # seconds of a resumed run that has finished, in all its attempts
     kind: Kind = "new"
     note: str = ""  # a sentence to print before the sweep starts
     tokens: str = ""  # fingerprint of the data of a finished run
@@ -46,7 +49,9 @@ class Attempt:
 
     @property
     def seconds(self) -> float:
-        """The running time so far."""
+        """The running time so far; of a resumed run that has finished, the time of all attempts."""
+        if self.total is not None:
+            return self.total
         return 0.0 if self.started is None else (self.ended or time.monotonic()) - self.started
 
     def prepare_folder(self) -> Outcome | None:
@@ -104,6 +109,13 @@ def launch(jobs: Sequence[Job], run_attempts: Callable[[Sequence[Attempt]], None
     return [by_path[job.spec.path] for job in jobs]
 
 
+def assign_folders(jobs: Sequence[Job], columns: Sequence[str] = ()) -> Sequence[Job]:
+    """Give each job its run folder, and return the jobs; see `with_folders`."""
+    for job, spec in zip(jobs, with_folders([job.spec for job in jobs], columns), strict=True):
+        job.spec = spec
+    return jobs
+
+
 def labels(jobs: Sequence[Job]) -> list[str]:
     """Return the overrides of each job that not all jobs share, or the name of its folder if none is left."""
     common = set(jobs[0]).intersection(*jobs)
@@ -124,7 +136,7 @@ def write_sweep_json(folder: Path, jobs: Sequence[Job] = ()) -> None:
     with explain_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     runs = {job.spec.path.name: label for job, label in zip(jobs, labels(jobs), strict=True)} if jobs else {}
-    write_json(folder / "sweep.json", {"command": shlex.join(original_command()), "runs": runs})
+    write_json(folder / SWEEP_FILE, {"command": shlex.join(original_command()), "runs": runs})
 
 
 def _inspect(job: Job, label: str, retry_failed: bool) -> Attempt:

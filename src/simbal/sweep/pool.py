@@ -107,9 +107,11 @@ class Pool:
         self.free.append(job.slot)
         self.page_is_stale = True
         job.process.signal(signal.SIGKILL)  # child processes that the job left behind
-        spec = job.attempt.job.spec
-        outcome = record_exit(job.attempt.folder, spec, job.process.wait(), job.console_start)
-        self._change_state(job.attempt, *outcome)
+        attempt = job.attempt
+        outcome = record_exit(attempt.folder, attempt.job.spec, job.process.wait(), job.console_start)
+        if outcome[0] == "done" and attempt.kind == "resumed":
+            attempt.total = (attempt.folder.valid_record() or {}).get("seconds")
+        self._change_state(attempt, *outcome)
 
     def _change_state(self, attempt: Attempt, state: State, error: str = "") -> None:
         if state == "locked":

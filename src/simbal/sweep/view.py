@@ -10,6 +10,7 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
+from rich.filesize import decimal
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -121,7 +122,12 @@ def seconds_left(attempts: Sequence[Attempt], progress: dict[int, dict[str, Any]
 
 
 def forecast(attempts: Sequence[Attempt], slots: int) -> tuple[Table, str]:
-    """Return a table of all runs, and a sentence with the expected time of the missing runs in `slots` slots."""
+    """Return a table of all runs, and sentences with the expected time and disk of the missing runs in `slots` slots.
+
+    The time comes from the finished runs of the same folder or, without any, from the rates of analysis=plan.
+    """
+    from simbal.analysis.plan import estimate  # imports torch
+
     lengths = _finished_seconds(attempts)
     of_all_arms = [*chain.from_iterable(lengths.values())]
     grid = new_grid("dry run: nothing is started")
@@ -129,24 +135,35 @@ def forecast(attempts: Sequence[Attempt], slots: int) -> tuple[Table, str]:
         grid.add_column(heading, overflow="fold")
     grid.add_column("expected", justify="right")
     expected: list[float] = []
-    queued = sum(attempt.state == "queued" for attempt in attempts)
+    queued = [attempt for attempt in attempts if attempt.state == "queued"]
+    one_of_each = {_arm(attempt.job.spec): attempt.job.spec for attempt in queued}
+    estimates = {arm: estimate(spec) for arm, spec in one_of_each.items()}
     for attempt in attempts:
         cell = ""
         if attempt.state == "queued":
             cell = "?"
-            if of_all_arms:
-                of_arm = lengths.get(_arm(attempt.job.spec), of_all_arms)
+            of_arm = lengths.get(_arm(attempt.job.spec), of_all_arms)
+            whole = fmean(of_arm) if of_arm else estimates[_arm(attempt.job.spec)].seconds
+            if whole is not None:
                 progress = read_progress(attempt.folder.path) if attempt.kind == "resumed" else {}
-                left = 1 - progress.get("step", 0) / progress.get("max_steps", 1)
-                expected.append(fmean(of_arm) * left)
+                expected.append(whole * (1 - progress.get("step", 0) / progress.get("max_steps", 1)))
                 cell = clock(expected[-1])
         grid.add_row(attempt.label, attempt.kind, attempt.folder.path.name, cell)
     if not queued:
         return grid, "All runs are finished."
-    if not expected:
-        return grid, f"{queued} to run, {slots} at once. Their time is unknown until a run is finished."
-    total = max(sum(expected) / slots, *expected)
-    return grid, f"{queued} to run, {slots} at once: about {clock(total)}, estimated from finished runs."
+    every = [estimates[_arm(attempt.job.spec)] for attempt in queued]
+    text = f"{len(queued)} to run, {slots} at once"
+    if len(expected) < len(queued):
+        text += ". Their time is unknown until a run is finished."
+    else:
+        total = max(sum(expected) / slots, *expected)
+        basis = f"an estimate from the rate of {every[0].processor} (analysis=plan)"
+        if of_all_arms:
+            basis = "estimated from finished runs"
+        text += f": about {clock(total)}, {sum(expected) / 3600:,.2f} hours of training, {basis}."
+    final = decimal(sum(each.final_bytes for each in every))
+    saved = decimal(sum(sorted(each.checkpoint_bytes for each in every)[-slots:]))
+    return grid, f"{text}\nDisk: {final} for the final weights, and up to {saved} for checkpoints during training."
 
 
 def _cells(attempt: Attempt, progress: dict[str, Any]) -> list[Text]:

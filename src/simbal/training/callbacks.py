@@ -223,8 +223,8 @@ def measure_pes(trainer: L.Trainer, module: LitMoE, tokens: int) -> dict[str, An
 class ProgressBar(Callback):
     """Shows steps, losses, tokens/s and the remaining time on rank zero."""
 
-    def __init__(self, metrics: MetricsLogger, description: str, enabled: bool) -> None:
-        self.metrics, self.enabled = metrics, enabled
+    def __init__(self, metrics: MetricsLogger, checkpoints: Checkpoints, description: str, enabled: bool) -> None:
+        self.metrics, self.checkpoints, self.enabled = metrics, checkpoints, enabled
         self.progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -238,6 +238,8 @@ class ProgressBar(Callback):
         """Show the bar at the step from which the run starts or resumes."""
         if self.enabled and is_rank_zero():
             self.progress.update(self.task, total=trainer.max_steps, completed=trainer.global_step)
+            task = self.progress.tasks[self.task]
+            task.start_time = (task.start_time or 0.0) - self.checkpoints.earlier  # shows the total time at the end
             self.progress.start()
 
     def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
@@ -295,13 +297,14 @@ def build_callbacks(spec: RunSpec) -> RunCallbacks:
     keys, optim, tracker = spec.config.trainer, spec.config.optim, Tracker(spec)
     tokens_per_step = keys.global_batch * spec.config.data.seq_len
     metrics = MetricsLogger(spec.path, keys, tokens_per_step, tracker)
+    checkpoints = Checkpoints(spec.path / "checkpoints", keys.ckpt_every, keys.ckpt_seconds, keys.keep_every)
     return RunCallbacks(
         tracker,
         metrics,
-        ProgressBar(metrics, f"{spec.choices['balancing']} seed={spec.config.seed}", keys.progress_bar),
+        ProgressBar(metrics, checkpoints, f"{spec.arm} seed={spec.config.seed}", keys.progress_bar),
         ValidationSchedule(keys.val_every, keys.val_at),
         TrialPruning(spec.path),
         RoundingWarning(optim.warmup_steps, keys.max_steps, optim.lr),
         DeviceChanges(),
-        Checkpoints(spec.path / "checkpoints", keys.ckpt_every, keys.ckpt_seconds, keys.keep_every),
+        checkpoints,
     )

@@ -228,7 +228,21 @@ class Checkpoints(Checkpoint):
         """
         self.folder, self.every, self.seconds, self.keep_weights_every = folder, every, seconds, keep_weights_every
         self.start = 0  # the step from which the run resumes
+        self.earlier, self._started = 0.0, time.perf_counter()  # seconds of earlier processes, up to the checkpoint
         self.request = StopRequest()
+
+    @property
+    def total_seconds(self) -> float:
+        """The running time of the run, including earlier processes up to the checkpoint that they saved."""
+        return self.earlier + time.perf_counter() - self._started
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state for the checkpoint."""
+        return {"seconds": self.total_seconds}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the state."""
+        self.earlier = state_dict["seconds"]
 
     def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         """Start the clock for time-based checkpoints."""

@@ -37,7 +37,7 @@ class DivergedError(Exception):
 
     def __init__(self, what: str, step: int, layers: list[dict[str, float | None]]) -> None:
         """Store the step and the `layer_statistics` for the record."""
-        super().__init__(f"diverged: {what} is not finite in step {step}; a smaller optim.lr may help")
+        super().__init__(f"diverged at step {step}: {what} is not finite; a smaller optim.lr may help")
         self.step, self.layers = step, layers
 
 

@@ -252,13 +252,13 @@ class LitMoE(L.LightningModule):
         """Compute the metrics of the validation.
 
         Raises:
-            DivergedError: the perplexity is not finite.
+            DivergedError: a metric is not finite.
         """
         try:
             self.validation = self.totals.over_ranks().summary([router.weight_ED for router in self.model.routers])
-        except ArithmeticError:
+        except ArithmeticError as error:
             statistics = layer_statistics(self.model, None)
-            raise DivergedError("the perplexity of the validation", self.global_step, statistics) from None
+            raise DivergedError(f"{error} of the validation", self.global_step, statistics) from None
 
 
 @contextmanager

@@ -4,7 +4,6 @@ User errors are raised before the run folder is created.
 """
 
 import logging
-import time
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -165,7 +164,6 @@ def fit(spec: RunSpec, trainer: L.Trainer, callbacks: RunCallbacks, module: LitM
         UserError: a checkpoint belongs to another config.
     """
     folder, keys, metrics = spec.path, spec.config.trainer, callbacks.metrics
-    started = time.perf_counter()
 
     def validate_once(step: int, path: Path | None = None) -> None:
         if not metrics.has_validation(step):
@@ -190,7 +188,7 @@ def fit(spec: RunSpec, trainer: L.Trainer, callbacks: RunCallbacks, module: LitM
     callbacks.tracker.finish(measured["metrics"])
     clip_factors = [row["train/clipped"] for row in metrics.rows() if "train/clipped" in row]
     return measured | {
-        "seconds": time.perf_counter() - started,
+        "seconds": callbacks.checkpoints.total_seconds,
         "documents": write_documents(folder, module),
         "curves": metrics.state_dict(),
         "skipped_steps": module.skipped_steps,

@@ -26,6 +26,7 @@ from simbal.runs.atomic import lock, write_json
 from simbal.runs.spec import RunSpec, result_keys
 
 log = logging.getLogger("simbal")
+MAX_WANDB_TAG, MAX_WANDB_GROUP = 64, 128  # characters
 SENT_FILE = "trackers.json"  # in the run's folder: the number of sent rows, and the tracker's run id
 
 
@@ -169,10 +170,10 @@ def open_wandb(spec: RunSpec, sent: dict[str, Any]) -> WandbLogger:
     sent.setdefault("id", token_hex(8))
     logger = WandbLogger(
         name=spec.path.name.rpartition("-")[0],  # arm and seed, without the hash
-        group=spec.config.name,
+        group=f"{spec.config.name}/{spec.arm}"[:MAX_WANDB_GROUP],
         project=keys.project,
         entity=keys.entity,
-        tags=[*spec.choices.values()],
+        tags=[tag[:MAX_WANDB_TAG] for tag in dict.fromkeys((spec.config.name, spec.arm, *spec.choices.values()))],
         id=sent["id"],
         save_dir=spec.path,
         offline=keys.offline,

@@ -99,10 +99,10 @@ class ValidationTotals:
         """Return the metrics of all added batches, given the router weight (E, D) of each layer.
 
         Raises:
-            ArithmeticError: the perplexity is NaN or infinite.
+            ArithmeticError: a metric is NaN or infinite; the message names it.
         """
         if not math.isfinite(perplexity(self.nats, self.tokens)):
-            raise ArithmeticError(f"the validation loss is {self.nats / self.tokens}")
+            raise ArithmeticError("the perplexity")
         self.router_weights = router_weights
         metrics: dict[str, float | None] = {}
         layers: dict[str, list[Any]] = {}
@@ -113,4 +113,6 @@ class ValidationTotals:
                 layers[metric.key] = metric.by_layer(self).tolist()
             if metric.over_layers:
                 metrics[metric.key] = metric.over_layers(layers[metric.key]) if router_weights else None
+            if not math.isfinite(metrics.get(metric.key) or 0):
+                raise ArithmeticError(f"the {metric.title}")
         return Validation(metrics, layers, self.documents_G3)

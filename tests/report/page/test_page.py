@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import shutil
 from base64 import b64encode
 from dataclasses import replace
 from hashlib import sha256
@@ -122,6 +123,26 @@ def test_only_the_page_of_a_running_sweep_reloads(write_run, sweep):
     for running in (True, False):
         text = page.html(read_table(sweep), sweep, running)
         assert ('http-equiv="refresh" content="30"' in text) == running
+
+
+def test_the_list_of_sweeps_links_each_page_with_its_verdict_and_leaves_out_copies_elsewhere(
+    write_run, sweep, tmp_path
+):
+    for seed in (0, 1):
+        write_run("lbl", seed, ended=f"2026-01-0{seed + 1}T10:00:00+00:00")
+        write_run("simbal", seed)
+    copy = shutil.copytree(sweep, sweep.with_name("second <b>"))
+    for folder in (sweep, copy):
+        page.write(read_table(folder), folder)
+    listed = Elements((sweep.parent / "index.html").read_text())
+    links = [attributes["href"] for tag, attributes in listed.found if tag == "a"]
+    assert sorted(links) == ["./fake/index.html", "./second%20%3Cb%3E/index.html"]
+    assert all(
+        text in listed.text for text in ("second <b>", "0-1", "2026-01-02 10:00", page.verdict(read_table(sweep)))
+    )
+    elsewhere = shutil.copytree(sweep, tmp_path / "elsewhere" / "fake")
+    page.write(read_table(elsewhere), elsewhere)
+    assert not (tmp_path / "elsewhere" / "index.html").exists()
 
 
 def test_texts_from_files_never_become_markup(write_run, sweep):

@@ -31,7 +31,7 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from simbal.config.schema import Config, can_change_result
 from simbal.console import new_grid
 from simbal.errors import UserError
-from simbal.report.arms import short_columns
+from simbal.report.arms import label_columns, short_columns
 from simbal.report.report import report
 from simbal.runs.atomic import write_json, write_text
 from simbal.runs.curves import rows
@@ -40,7 +40,7 @@ from simbal.runs.record import error_of, is_number
 from simbal.runs.spec import RunSpec, result_keys
 from simbal.sweep.checks import check_all_buildable, check_columns, check_one_table, prepare_launch
 from simbal.sweep.composer import Job
-from simbal.sweep.plan import write_sweep_json
+from simbal.sweep.plan import assign_folders, write_sweep_json
 from simbal.sweep.search.space import SearchSettings, SearchSpace
 
 UNNAMED = "default"  # the study of a sweep without name= is kept in memory
@@ -144,6 +144,7 @@ class Search:
         """Compose jobs that cover all choices and ends of intervals; `ConfigError` if one is invalid."""
         self.space, self.settings, self.compose, self.launcher = space, settings, compose, launcher
         self.probe_jobs = [compose(lines) for point in space.probes() for lines in space.jobs(point)]
+        self.columns = label_columns([job.spec for job in self.probe_jobs])
         self.name = "/".join(filter(None, [settings.study_name or self.probe_jobs[0].spec.config.name, arm]))
         self.num_ended = self.num_failed = 0  # trials of this command
         self.last_error = ""
@@ -224,12 +225,12 @@ class Search:
             self.study.sampler = sampler(seed=seed)
             trial = self.study.ask(fixed_distributions=dict(self.space.distributions))
             try:
-                jobs = [self.compose(lines) for lines in self.space.jobs(trial.params)]
+                jobs = assign_folders([*map(self.compose, self.space.jobs(trial.params))], self.columns)
             except UserError as error:
                 self._fail(trial, str(error))
                 raise
             trial.set_user_attr(RUNS, [str(job.spec.path) for job in jobs])
-            batch.append(ActiveTrial(trial, jobs))
+            batch.append(ActiveTrial(trial, [*jobs]))
         return batch
 
     def _store_result(self, active: ActiveTrial) -> None:
