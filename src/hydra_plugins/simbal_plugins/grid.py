@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, product
+from itertools import accumulate, islice, product
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 from simbal.config import spans
 from simbal.config.options import split_arm
 from simbal.config.schema import integer_keys
-from simbal.errors import UserError, exit_on_user_error
+from simbal.errors import ConfigError, UserError, exit_on_user_error
 from simbal.sweep.composer import Composer, Job
 
 
@@ -83,8 +83,11 @@ class GridSweeper(ArmSweeper):
             self.print_replaced(self.arms, arguments)
             checks.check_one_table(jobs)
             checks.check_columns(jobs)
-            if any(override.key_or_group == "baseline" for override in self.parse(arguments)):
+            overridden = [override.key_or_group for override in self.parse(arguments)]
+            if "baseline" in overridden:
                 checks.check_baseline(jobs)
+            if any(key.startswith("balancing.") for key in overridden):
+                checks.check_strategies(jobs)
             if self.config.until == "decided":
                 check_decidable(jobs)
             if self.config.dry_run:
@@ -170,7 +173,9 @@ def combinations(overrides: Sequence[Override]) -> Iterator[list[str]]:
         if not override.is_sweep_override():
             values[key] = [key if override.value_type is None else f"{key}={override.get_value_element_as_str()}"]
         elif override.is_discrete_sweep():
-            values[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
+            values[key] = [f"{key}={value}" for value in islice(override.sweep_string_iterator(), spans.MAX_VALUES + 1)]
+            if len(values[key]) > spans.MAX_VALUES:
+                raise ConfigError(f"{override.input_line} has more than {spans.MAX_VALUES} values")
         else:
             raise UserError(f"{override.input_line}: a grid needs a list of values, not an interval")
     return map(list, product(*values.values()))

@@ -52,6 +52,14 @@ def check_all_buildable(jobs: Sequence[Job], launcher: Launcher) -> None:
         check_buildable(job.spec, here=getattr(launcher, "here", True))
 
 
+def check_strategies(jobs: Sequence[Job]) -> None:
+    """Raise `UserError` for a value that a strategy rejects. Jobs with the same strategies are checked once."""
+    from simbal.training.build import build_strategies, transformer_shape  # imports torch
+
+    for job in {json.dumps(job.spec.written["balancing"]): job for job in jobs}.values():
+        build_strategies(job.spec, transformer_shape(job.spec, end_of_text=0))
+
+
 def check_one_table(jobs: Sequence[Job], tokens: Mapping[Path, str] | None = None) -> None:
     """Raise `UserError` if the runs of a folder have different lengths or different data.
 
