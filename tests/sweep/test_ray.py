@@ -14,7 +14,7 @@ from unittest import mock
 import pytest
 
 from simbal.errors import UserError
-from simbal.sweep.ray_tasks import connect, count_slots
+from simbal.sweeping.ray_tasks import connect, count_slots
 from tests.sweep.conftest import OUR_PATH, PRETENDING
 
 REPOSITORY = Path(__file__).parents[2]

@@ -18,7 +18,7 @@ from simbal.config import spans
 from simbal.config.options import split_arm
 from simbal.config.schema import integer_keys
 from simbal.errors import ConfigError, UserError, exit_on_user_error
-from simbal.sweep.composer import Composer, Job
+from simbal.sweeping.composer import Composer, Job
 
 
 @dataclass
@@ -74,8 +74,8 @@ class GridSweeper(ArmSweeper):
     def sweep(self, arguments: list[str]) -> Sequence[JobReturn]:
         """Run the grid and print its table; exit with code 1 if a job fails or cannot start."""
         from simbal.report.report import report
-        from simbal.sweep import checks
-        from simbal.sweep.looks import check_decidable
+        from simbal.sweeping import checks
+        from simbal.sweeping.looks import check_decidable
 
         assert self.config
         with exit_on_user_error():
@@ -116,8 +116,8 @@ class GridSweeper(ArmSweeper):
 
     def _launch(self, jobs: list[Job], all_jobs: list[Job]) -> Sequence[JobReturn]:
         """Run jobs and return how they ended. `all_jobs` also includes the jobs of earlier looks."""
-        from simbal.sweep.checks import prepare_launch
-        from simbal.sweep.plan import write_sweep_json
+        from simbal.sweeping.checks import prepare_launch
+        from simbal.sweeping.plan import write_sweep_json
 
         assert self.launcher
         prepare_launch(jobs, self.launcher)
@@ -132,7 +132,7 @@ class GridSweeper(ArmSweeper):
             All jobs, and how they ended.
         """
         from simbal.console import console
-        from simbal.sweep.looks import decide_arms, format_look, seeds_of_looks
+        from simbal.sweeping.looks import decide_arms, format_look, seeds_of_looks
 
         assert self.config
         max_seeds = self.config.max_seeds
@@ -152,9 +152,9 @@ class GridSweeper(ArmSweeper):
 
     def _print_forecast(self, jobs: list[Job]) -> None:
         from simbal.console import console
-        from simbal.sweep.checks import check_all_buildable
-        from simbal.sweep.plan import plan, summary
-        from simbal.sweep.view import forecast
+        from simbal.sweeping.checks import check_all_buildable
+        from simbal.sweeping.plan import plan, summary
+        from simbal.sweeping.view import forecast
 
         assert self.config
         assert self.launcher

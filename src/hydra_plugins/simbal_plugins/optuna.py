@@ -13,7 +13,7 @@ from hydra_plugins.simbal_plugins.grid import ArmSweeper, combinations
 from simbal.config.options import split_arm
 from simbal.config.schema import integer_keys
 from simbal.errors import UserError, exit_on_user_error
-from simbal.sweep.search.space import SearchSettings, SearchSpace, build_space
+from simbal.sweeping.search.space import SearchSettings, SearchSpace, build_space
 
 
 @dataclass
@@ -36,7 +36,7 @@ class OptunaSweeper(ArmSweeper):
     def sweep(self, arguments: list[str]) -> Sequence[JobReturn]:
         """Run the missing trials of all studies and print their tables; exit with code 1 if the search fails."""
         from simbal.console import console
-        from simbal.sweep.search.search import run_searches
+        from simbal.sweeping.search.search import run_searches
 
         assert self.launcher
         with exit_on_user_error():

@@ -14,7 +14,7 @@ from simbal.report.comparison import baseline_arms
 from simbal.report.sequential import decide
 from simbal.report.statistics import ALPHA
 from simbal.report.table import build
-from simbal.sweep.composer import Job
+from simbal.sweeping.composer import Job
 
 (LOSS,) = (metric for metric in NUMBERS if metric.key == "val/loss")
 WORDS = {"lower": "better", "higher": "worse"}

@@ -15,8 +15,8 @@ from simbal.report.collect import Run, collect
 from simbal.report.columns import choose_columns
 from simbal.runs.folder import RunFolder
 from simbal.runs.spec import RunSpec
-from simbal.sweep.composer import Job
-from simbal.sweep.plan import plan
+from simbal.sweeping.composer import Job
+from simbal.sweeping.plan import plan
 
 STEPS = "trainer.max_steps"
 

@@ -15,7 +15,7 @@ from ray.exceptions import NodeDiedError, RayError, TaskCancelledError, WorkerCr
 from simbal.errors import UserError
 from simbal.processes import POLL_SECONDS, Spawn, Task, stop_processes
 from simbal.runs.folder import CONSOLE_FILE
-from simbal.sweep import worker
+from simbal.sweeping import worker
 
 CONNECT_SECONDS = 5.0
 # Ray speaks gRPC: its server answers a client's preface and empty SETTINGS frame with a SETTINGS frame (RFC 9113)
