@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 from simbal.config import spans
 from simbal.config.options import split_arm
 from simbal.config.schema import integer_keys
-from simbal.errors import ConfigError, UserError, exit_on_user_error
+from simbal.errors import ConfigError, UserError
 from simbal.sweeping.composer import Composer, Job
 
 
@@ -78,28 +78,27 @@ class GridSweeper(ArmSweeper):
         from simbal.sweeping.looks import check_decidable
 
         assert self.config
-        with exit_on_user_error():
-            jobs = self._compose(arguments)
-            self.print_replaced(self.arms, arguments)
-            checks.check_one_table(jobs)
-            checks.check_columns(jobs)
-            overridden = [override.key_or_group for override in self.parse(arguments)]
-            if "baseline" in overridden:
-                checks.check_baseline(jobs)
-            if any(key.startswith("balancing.") for key in overridden):
-                checks.check_strategies(jobs)
-            if self.config.until == "decided":
-                check_decidable(jobs)
-            if self.config.dry_run:
-                self._print_forecast(jobs)
-                return []
-            if self.config.until == "decided":
-                jobs, returns = self._run_until_decided(arguments, jobs)
-            else:
-                returns = [*self._launch(jobs, jobs)]
-            for folder, config in {job.spec.path.parent: job.spec.config for job in jobs}.items():
-                keys = {"baseline": config.baseline, "columns": config.columns}
-                report(folder, **keys, equivalence_margin=config.equivalence_margin)
+        jobs = self._compose(arguments)
+        self.print_replaced(self.arms, arguments)
+        checks.check_one_table(jobs)
+        checks.check_columns(jobs)
+        overridden = [override.key_or_group for override in self.parse(arguments)]
+        if "baseline" in overridden:
+            checks.check_baseline(jobs)
+        if any(key.startswith("balancing.") for key in overridden):
+            checks.check_strategies(jobs)
+        if self.config.until == "decided":
+            check_decidable(jobs)
+        if self.config.dry_run:
+            self._print_forecast(jobs)
+            return []
+        if self.config.until == "decided":
+            jobs, returns = self._run_until_decided(arguments, jobs)
+        else:
+            returns = [*self._launch(jobs, jobs)]
+        for folder, config in {job.spec.path.parent: job.spec.config for job in jobs}.items():
+            keys = {"baseline": config.baseline, "columns": config.columns}
+            report(folder, **keys, equivalence_margin=config.equivalence_margin)
         failed = sum(job_return.status == JobStatus.FAILED for job_return in returns)
         if failed:
             raise SystemExit(f"{failed} of {len(returns)} jobs failed")

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from hydra_plugins.simbal_plugins.grid import ArmSweeper, combinations
 from simbal.config.options import split_arm
 from simbal.config.schema import integer_keys
-from simbal.errors import UserError, exit_on_user_error
+from simbal.errors import UserError
 from simbal.sweeping.search.space import SearchSettings, SearchSpace, build_space
 
 
@@ -39,13 +39,12 @@ class OptunaSweeper(ArmSweeper):
         from simbal.sweeping.search.search import run_searches
 
         assert self.launcher
-        with exit_on_user_error():
-            self.settings.check()
-            if self.config and self.config.until == "decided":
-                raise UserError("until=decided needs hydra/sweeper=grid; a search has hydra.sweeper.n_trials instead")
-            self.print_replaced(self.settings.arms, arguments)
-            spaces = {arm: self._space(arm, arguments) for arm in self.settings.arms or [""]}
-            run_searches(spaces, self.settings, self.composer.job, self.launcher, console())
+        self.settings.check()
+        if self.config and self.config.until == "decided":
+            raise UserError("until=decided needs hydra/sweeper=grid; a search has hydra.sweeper.n_trials instead")
+        self.print_replaced(self.settings.arms, arguments)
+        spaces = {arm: self._space(arm, arguments) for arm in self.settings.arms or [""]}
+        run_searches(spaces, self.settings, self.composer.job, self.launcher, console())
         return []
 
     def _space(self, arm: str, arguments: list[str]) -> SearchSpace:
