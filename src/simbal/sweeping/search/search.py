@@ -38,7 +38,7 @@ from simbal.runs.curves import rows
 from simbal.runs.folder import PRUNE_FILE, RECORD_FILE, RunFolder
 from simbal.runs.record import error_of, is_number
 from simbal.runs.spec import RunSpec, result_keys
-from simbal.sweeping.checks import check_all_buildable, check_columns, check_one_table, check_strategies, prepare_launch
+from simbal.sweeping.checks import check_all_buildable, check_columns, check_one_table, prepare_launch
 from simbal.sweeping.composer import Job
 from simbal.sweeping.plan import write_sweep_json
 from simbal.sweeping.search.space import SearchSettings, SearchSpace
@@ -77,7 +77,6 @@ def run_searches(
     folder, config = jobs[0].spec.path.parent, jobs[0].spec.config
     check_one_table(jobs)
     check_columns(jobs)
-    check_strategies(jobs)
     if config.dry_run:
         check_all_buildable(jobs, launcher)
         for search in searches:
