@@ -22,9 +22,9 @@ from simbal.runs.atomic import write_json
 from simbal.runs.folder import RunFolder
 from simbal.runs.record import digest
 from simbal.runs.spec import RunSpec
-from simbal.sweep.composer import Job
-from simbal.sweep.plan import Attempt
-from simbal.sweep.view import draw
+from simbal.sweeping.composer import Job
+from simbal.sweeping.plan import Attempt
+from simbal.sweeping.view import draw
 
 REPOSITORY = Path(__file__).parents[1]
 SMALL = ("data=synthetic", "model.d_model=32", "model.num_heads=2", "model.d_expert=8", "logger=none")
@@ -33,7 +33,7 @@ DOCUMENTS = 82  # validation documents of data=pysource
 STOP_AT_FIRST_JOB = """
 import os, sys
 from simbal.cli.train import train
-from simbal.sweep.plan import Attempt
+from simbal.sweeping.plan import Attempt
 Attempt.prepare_folder = lambda attempt: os._exit(0)
 train(sys.argv[1:])
 """  # train.py, up to the start of its first job

@@ -21,7 +21,7 @@ from omegaconf import OmegaConf
 
 from simbal.config.values import flatten
 from simbal.runs.spec import RunSpec
-from simbal.sweep.plan import labels
+from simbal.sweeping.plan import labels
 from tests.in_process import REPOSITORY, run
 
 SEEN_IN_JOBS = ("params", "arms")  # of hydra.sweeper
@@ -59,7 +59,7 @@ def compose(arguments: Sequence[str], environment: Mapping[str, str] | None = No
     with (
         _working_folder({}),
         _stopping(train, launch),
-        mock.patch("simbal.sweep.search.search.run_searches", run_searches),
+        mock.patch("simbal.sweeping.search.search.run_searches", run_searches),
     ):
         code, said = _ended("train.py", arguments, environment)
     if code is not None:
@@ -135,8 +135,8 @@ def _stopping(train: Callable[..., None], launch: Callable[..., None]) -> Iterat
     training.train = train  # type: ignore[attr-defined]
     with (
         _modules({training.__name__: training}),
-        mock.patch("simbal.sweep.plan.launch", launch),
-        mock.patch("simbal.sweep.checks.prepare_launch"),  # which prepares data
+        mock.patch("simbal.sweeping.plan.launch", launch),
+        mock.patch("simbal.sweeping.checks.prepare_launch"),  # which prepares data
     ):
         yield
 

@@ -20,7 +20,7 @@ from simbal.cli import command_line
 from simbal.config.messages import raise_config_errors
 from simbal.runs.folder import RunFolder
 from simbal.runs.spec import RunSpec
-from simbal.sweep.composer import Composer
+from simbal.sweeping.composer import Composer
 from simbal.training import worker
 from simbal.training.failures import RANK_ERROR
 from tests import programs

@@ -32,7 +32,7 @@ PRELOAD = (
     "alembic.command", "altair", "hydra.main", "hydra_plugins.simbal_plugins.grid",
     "hydra_plugins.simbal_plugins.launchers", "hydra_plugins.simbal_plugins.optuna", "jinja2",
     "numpy.random", "s3fs", "simbal.cli.resume",
-    "simbal.cli.command_line", "simbal.report.page", "simbal.sweep.search.search", "simbal.training.run",
+    "simbal.cli.command_line", "simbal.report.page", "simbal.sweeping.search.search", "simbal.training.run",
     "sqlalchemy.dialects.sqlite", "sqlalchemy.orm", "torch.utils.tensorboard",
 )  # fmt: skip
 

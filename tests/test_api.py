@@ -59,9 +59,9 @@ def test_run_is_trained_returned_when_finished_and_can_start_another(overrides, 
         (["balancig=lbl"], "there is no key balancig; did you mean balancing?"),
         (["optim.lr=fast"], "optim.lr"),
         (["seed=0-4"], "asks for several runs"),
-        (["-m", "seed=0-4"], "-m is for the command line"),
-        (["dry_run=true"], "is for the command line"),
-        (["until=decided"], "is for the command line"),
+        (["-m", "seed=0-4"], "-m is not for simbal.train"),
+        (["dry_run=true"], "is not for simbal.train"),
+        (["until=decided"], "is not for simbal.train"),
         ("seed=1", "takes a list of overrides"),
         (["run=nowhere"], "nowhere"),
     ],
@@ -71,6 +71,44 @@ def test_mistake_is_refused_before_a_file_is_written(tmp_path, monkeypatch, over
     with pytest.raises(UserError, match=message):
         simbal.train(overrides)
     assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["balancig=lbl"], "there is no key balancig"),
+        (["balancing=lbl", "balancing.lbl.coef=a,0.1"], "balancing.lbl.coef"),
+        (["seed=0-1", "dry_run=true"], "dry_run=true is not for simbal.sweep"),
+        (["run=nowhere"], "run=nowhere is not for simbal.sweep"),
+        (["name=a,b"], "name=a,b: simbal.sweep returns one sweep"),
+        ("seed=0-1", "takes a list of overrides"),
+    ],
+)
+def test_mistake_in_a_sweep_is_refused_before_a_file_is_written(tmp_path, monkeypatch, overrides, message):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=message):
+        simbal.sweep(overrides)
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.slow  # starts a fork server, which imports torch
+def test_sweep_prints_progress_and_returns_runs_and_table_even_if_a_run_fails(overrides, capsys):
+    words = [*overrides, "name=mine", "balancing=lbl", "optim.lr=1e-2,1e30"]
+    sweep = simbal.sweep(words)
+    assert (str(sweep.path), len(sweep)) == ("outputs/mine", 2)
+    assert [row["status"] == "finished" for row in sweep.runs].count(True) == 1
+    assert any(row["metric"] == "val/ppl" for row in sweep.table)
+    assert "[2/2] failed" in capsys.readouterr().out
+    assert len(simbal.sweep(words)) == 2
+    assert "1 finished, 1 failed before" in capsys.readouterr().out
+    assert "simbal train -m " in (sweep.path / "sweep.json").read_text()
+
+
+@pytest.mark.slow  # starts Python anew
+def test_script_without_a_main_guard_can_start_a_sweep(overrides, tmp_path):
+    (tmp_path / "script.py").write_text(f"import simbal\nprint(simbal.sweep({[*overrides, 'seed=0-1']!r}))\n")
+    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.count("<Sweep outputs/default: 2 runs>") == 1
 
 
 def test_rows_of_runs_have_the_same_keys(sweep):

@@ -20,6 +20,7 @@ print(describe(model))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 text = torch.tensor(list(b"The bias of an expert falls where its load is high. " * 10))  # one token per byte
 batch = {"input_ids": text[:512].view(16, 32), "labels": text[:512].view(16, 32)}
+model.train()
 with attach(model, LossFree(update_rate=0.01, bias_on="scores")) as balancing:
     for step in range(60):
         (model(**batch).loss + balancing.loss()).backward()

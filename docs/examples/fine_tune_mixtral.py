@@ -16,6 +16,7 @@ schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, STEPS)
 text = torch.tensor(list(b"The rows of the router become orthonormal. " * 8))  # one token per byte
 batch = {"input_ids": text[:256].view(8, 32), "labels": text[:256].view(8, 32)}
 
+model.train()
 with attach(model, SimBal(coef=0.1)) as balancing:
 
     def report(when: str) -> None:

@@ -34,6 +34,7 @@ optimizer = torch.optim.AdamW(trained, lr=1e-2)
 text = torch.tensor(list(b"Few numbers are trained, and all of the routers. " * 8))  # one token per byte
 batch = {"input_ids": text[:256].view(8, 32), "labels": text[:256].view(8, 32)}
 
+model.train()
 with attach(model, [SimBal(coef=0.1), LoadBalancingLoss(coef=0.01)]) as balancing:
     for step in range(100):
         loss = model(**batch).loss

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from simbal.config.options import CONF, read
+from simbal.config.options import CONF, GLOBAL_PACKAGE, read
 from simbal.config.schema import Config, models_of
 
 ALIGNED = 24  # maximum length of `key: value` with an aligned comment
@@ -31,6 +31,8 @@ def described(conf: Path) -> Iterator[tuple[Path, type[BaseModel]]]:
     for group, field in Config.model_fields.items():
         models = models_of(field.annotation)
         for file in sorted((conf / group).glob("*.yaml")) if models else ():
+            if file.read_text(encoding="utf-8").startswith(GLOBAL_PACKAGE):  # sets keys of several groups
+                continue
             keys = read(file).keys() - {"defaults"}
             yield file, next(model for model in models if keys <= model.model_fields.keys())
 

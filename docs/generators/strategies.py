@@ -66,7 +66,7 @@ def _section(root: Path, option: str, parts: dict[str, Balancing]) -> str:
     composed = [name for name in names if name not in parts]
     if composed:
         links = " and ".join(f"[{name}](#{slug(name)})" for name in composed)
-        return f"{text}The same as `balancing=[{','.join(composed)}]`: {links}.\n"
+        return f"{text}The same as `'balancing=[{','.join(composed)}]'`: {links}.\n"
     for part in parts.values():
         kind = type(part)
         text += f"{paragraphs(getdoc(kind) or '')}\n{_declared(part)}\n{body(file)}\n"

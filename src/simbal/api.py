@@ -1,23 +1,27 @@
-"""Train a run from Python or a notebook, and read runs as rows or data frames.
+"""Train runs and sweeps from Python or a notebook, and read runs as rows or data frames.
 
     run = simbal.train(["balancing=lbl", "trainer.max_steps=300"])
     run.config.optim.lr, run.record["metrics"]["val/ppl"], run.curve.to_pandas(), run.model()
 
-    sweep = simbal.load("outputs/default")
+    sweep = simbal.sweep(["name=mine", "balancing=simbal,lbl", "seed=0-4"])
+    sweep = simbal.load("outputs/mine")
     sweep.runs, sweep.curves, sweep.analyses, sweep.table      # rows: lists of dicts
     sweep.table.to_pandas(), sweep.curves.to_polars()          # or data frames
 
-User errors raise `simbal.errors.UserError` with a one-sentence message. Only `train` and `Run.model` import torch.
+User errors raise `simbal.errors.UserError` with a one-sentence message. Only `train`, `sweep` and `Run.model` import
+torch.
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from simbal.analysis.result import numbers_of
+from simbal.commands import PYTHON_CALL
 from simbal.config.schema import Config
 from simbal.errors import INTERRUPTED, UserError
 from simbal.report.arms import with_folders
@@ -30,6 +34,8 @@ from simbal.runs.folder import RunFolder, is_run
 from simbal.runs.spec import RunSpec
 
 if TYPE_CHECKING:
+    from hydra._internal.hydra import Hydra
+
     from simbal.model.transformer import Transformer
 
 
@@ -191,6 +197,7 @@ def train(overrides: Sequence[str] = ()) -> Run:
         UserError: an override is wrong, or the run cannot start, diverges or runs out of memory.
         KeyboardInterrupt: the user interrupts the run; its state is saved.
     """
+    _check_overrides(overrides, "simbal.train", ("dry_run=true", "until=decided"))
     spec = _compose(overrides)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # as in cli/train.py
     from simbal.training.run import train as train_spec
@@ -205,36 +212,90 @@ def train(overrides: Sequence[str] = ()) -> Run:
     return Run(spec.path)
 
 
+def sweep(overrides: Sequence[str]) -> Sweep:
+    """Run a sweep, as `simbal train -m` does: print its progress and its table, and return its runs.
+
+    The same overrides skip finished runs and resume interrupted ones. A failed run does not stop the others: its status
+    is in `Sweep.runs`, and `Sweep.table` lacks its values.
+
+    Args:
+        overrides: such as `["name=mine", "balancing=simbal,lbl", "seed=0-4"]`, including `sweeps=NAME`.
+
+    Raises:
+        UserError: an override is wrong, or the sweep cannot start.
+        KeyboardInterrupt: the user interrupts the sweep; the state of its runs is saved.
+    """
+    from hydra.types import RunMode
+
+    from simbal.cli.command_line import hydra_arguments
+    from simbal.config import spans
+    from simbal.config.messages import raise_config_errors
+
+    _check_overrides(overrides, "simbal.sweep", ("dry_run=true", "run="))
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # as in cli/train.py
+    PYTHON_CALL[:] = ["simbal", "train", "-m", *overrides]
+    with raise_config_errors(overrides), _hydra() as hydra:
+        for line in map(spans.read, overrides):
+            if line.key_or_group in ("name", "output_dir") and line.is_sweep_override():
+                raise UserError(f"{line.input_line}: simbal.sweep returns one sweep; call it once for each value")
+        arguments = hydra_arguments(["-m", *overrides], "config")
+        assert isinstance(arguments, list)
+        config = hydra.compose_config("config", arguments[1:], RunMode.MULTIRUN, with_log_configuration=False)
+        try:
+            hydra.multirun("config", lambda _: None, arguments[1:], with_log_configuration=False)
+        except SystemExit as end:  # some jobs failed; a SystemExit would end a notebook's kernel
+            if not isinstance(end.code, str):
+                raise
+            print(end.code)
+        return Sweep(Path(config.output_dir, config.name))
+
+
 def load(folder: str | Path) -> Sweep:
     """Open the runs in outputs/<name>, or the single run in outputs/<name>/<run>; `UserError` if it contains none."""
     return Sweep(folder)
 
 
-def _compose(overrides: Sequence[str]) -> RunSpec:
-    """Return the run that overrides describe; `UserError` for a wrong one."""
+def _check_overrides(overrides: Sequence[str], function: str, refused: tuple[str, ...]) -> None:
+    """Raise `UserError` unless `overrides` is a list of overrides without flags and `refused` ones."""
+    if isinstance(overrides, str):
+        raise UserError(f"{function} takes a list of overrides, such as [{overrides!r}]")
+    for text in overrides:
+        if text.startswith(("-", *refused)):
+            raise UserError(f"{text} is not for {function}")
+
+
+@contextmanager
+def _hydra() -> Iterator["Hydra"]:
+    """Yield a Hydra that composes the configs of simbal, and restore the caller's afterwards."""
     import hydra
     from hydra.core.global_hydra import GlobalHydra
 
-    from simbal.cli.command_line import hydra_arguments
-    from simbal.config.messages import raise_config_errors
     from simbal.config.options import CONF
 
-    if isinstance(overrides, str):
-        raise UserError(f"simbal.train takes a list of overrides, such as [{overrides!r}]")
-    for text in overrides:
-        if text.startswith("-") or text in ("dry_run=true", "until=decided"):
-            raise UserError(f"{text} is for the command line: simbal.train trains one run")
+    outer = GlobalHydra.instance().hydra  # the caller may be a Hydra program itself
+    GlobalHydra.instance().clear()
+    try:
+        with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+            ours = GlobalHydra.instance().hydra
+            assert ours
+            yield ours
+    finally:
+        GlobalHydra.instance().hydra = outer
+
+
+def _compose(overrides: Sequence[str]) -> RunSpec:
+    """Return the run that overrides describe; `UserError` for a wrong one."""
+    import hydra
+
+    from simbal.cli.command_line import hydra_arguments
+    from simbal.config.messages import raise_config_errors
+
     with raise_config_errors(overrides):
         arguments = hydra_arguments(overrides, "config")
         if not isinstance(arguments, list):
             return arguments  # the run that run= names
-        outer = GlobalHydra.instance().hydra  # the caller may be a Hydra program itself
-        GlobalHydra.instance().clear()
-        try:
-            with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-                composed = hydra.compose("config", arguments, return_hydra_config=True)
-        finally:
-            GlobalHydra.instance().hydra = outer
+        with _hydra():
+            composed = hydra.compose("config", arguments, return_hydra_config=True)
     return with_folders([RunSpec.from_hydra(composed)])[0]
 
 

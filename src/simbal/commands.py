@@ -6,6 +6,7 @@ import sys
 
 STARTED_BY_NAME = "SIMBAL_COMMAND"  # an environment variable, so that child processes inherit it
 NAME = "simbal"
+PYTHON_CALL: list[str] = []  # the command that a call from Python replaces, such as simbal train -m seed=0-4
 _PROGRAM = re.compile(r"(?<![\w./-])(?:python )?(train|prepare|evaluate|report|export)\.py(?![\w/])")
 
 
@@ -16,6 +17,8 @@ def format_command(text: str) -> str:
 
 def original_command() -> list[str]:
     """Return the words of this process's command line as the user typed them, without the Python executable."""
+    if PYTHON_CALL:
+        return [*PYTHON_CALL]
     name, _, subcommand = sys.argv[0].partition(" ")
     if name == NAME and subcommand:
         return [NAME, *sys.orig_argv[sys.orig_argv.index(subcommand) :]]

@@ -220,7 +220,7 @@ class ForkServer:
         for attempt in range(START_ATTEMPTS):
             process = self.context.Process(target=_run_forked, args=(self.work, task, dict(environment)), daemon=False)
             try:
-                with _environment(self.environment):  # for a server that is restarted here
+                with _environment(self.environment), _hidden_main():  # a server may be restarted here
                     process.start()
                 break
             except (EOFError, ConnectionError):  # the server was killed at this moment
@@ -237,6 +237,17 @@ def _run_forked(work: Callable[[Task], int], task: Task, environment: dict[str, 
         raise SystemExit(work(task))
     finally:
         atexit._run_exitfuncs()  # multiprocessing skips them
+
+
+@contextmanager
+def _hidden_main() -> Iterator[None]:
+    """Keep new processes from importing the caller's script, which may start a sweep without a check of `__name__`."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 @contextmanager

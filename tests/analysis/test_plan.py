@@ -8,7 +8,7 @@ import yaml
 from rich.console import Console
 
 from simbal.analysis.evaluate import evaluate
-from simbal.analysis.flops import PAPER
+from simbal.analysis.flops import PAPER, read_option
 from simbal.analysis.plan import plan
 from simbal.config.schema import CL100K_IDS
 from simbal.config.signatures import check_arguments
@@ -22,7 +22,7 @@ del KEYS["_target_"]
 
 
 def keys_of(group, option):
-    return yaml.safe_load((CONF / group / f"{option}.yaml").read_text())
+    return read_option(group, option)
 
 
 def planned(model="moe_m", hardware="h200", gpus=8, **changes):
@@ -69,12 +69,12 @@ def test_validation_counts_and_is_limited_to_the_split():
 @pytest.mark.parametrize("preset", PAPER)
 def test_the_papers_models_get_its_tokens_steps_and_batch(preset):
     record = planned(preset).record
-    tokens = {"dense_m": 19.9e9, "moe_m": 19.9e9, "dense_l": 78.6e9, "moe_l": 78.6e9}[preset]
+    tokens = {"dense_m": 19.9e9, "moe_m": 19.9e9, "dense_l": 78.6e9, "moe_l": 78.6e9, "moe_m_bias": 19.9e9}[preset]
     assert record["metrics"]["tokens"] == pytest.approx(tokens, rel=2e-3)
     assert record["recipe"]["steps"] == PAPER[preset].steps
     assert record["recipe"]["global_batch"] * record["recipe"]["seq_len"] == 2**20
     assert record["recipe"]["shape"]["vocab_size"] == CL100K_IDS
-    assert record["recipe"]["trainer"] == f"paper_{preset[-1]}"
+    assert record["recipe"]["trainer"] == f"paper_{preset.split('_')[1]}"
 
 
 @pytest.mark.parametrize(("model", "hardware"), [("moe_m", "h200"), ("tiny", "cpu")])

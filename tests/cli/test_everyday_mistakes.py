@@ -38,6 +38,8 @@ MISTAKES = [
     ("train.py", "trainer.precision=bf16", USAGE, "trainer.precision", "bf16-mixed"),
     ("train.py", "trainer.accelerator=gpu", USAGE, "trainer.accelerator", "cuda"),
     ("train.py", "dry_run=yes", USAGE, "dry_run", "true"),
+    ("train.py", "model.num_layers=100000", USAGE, "model.num_layers", "1024"),
+    ("train.py", "trainer.devices=100000", USAGE, "trainer.devices", "1024"),
     ("train.py", "columns=[pepl] -m seed=0-1", REFUSED, "pepl", "val/ppl"),
     ("train.py", "name=../x", USAGE, "name", ""),
     # values that contradict each other
@@ -56,6 +58,8 @@ MISTAKES = [
     ("train.py", "-m balancing=simbal,lbl balancing.lbl.coeff=0.1", USAGE, "balancing.lbl.coeff", "balancing.lbl.coef"),
     ("train.py", "-m seed=4-0", USAGE, "seed", "0-4"),
     ("train.py", "balancing=simbal,lbl", USAGE, "balancing", "-m"),
+    ("train.py", "-m balancing=lbl,lf balancing.lf.center=no", USAGE, "balancing.lf.center", "true"),
+    ("train.py", "-m seed=range(0,1000000000000)", USAGE, "seed=range(0,1000000000000)", "10000"),
     ("train.py", "-m balancing=simbal,lbl baseline=lbk", REFUSED, "baseline", "lbl"),
     ("train.py", "-m seed=0-1 trainer.max_steps=10,20", REFUSED, "trainer.max_steps", "name="),
     ("train.py", "-m seed=0-1 hydra.launcher.jobs=2", USAGE, "jobs", "n_jobs"),

@@ -8,7 +8,7 @@ import pytest
 from simbal.config.schema import GROUPS, every_key
 from simbal.training.build import check_buildable
 from simbal.training.run import train
-from tests.conftest import CONF
+from tests.conftest import CONF, composer
 
 TWO_DEVICES = ["trainer.micro_batch=4"]
 DENSE = ["balancing=none", "model.num_experts=0"]
@@ -38,6 +38,13 @@ def test_option_composes_can_be_built_and_describes_itself(small_spec, group, op
     assert spec.choices[group] == named
     assert (CONF / group / f"{option}.yaml").read_text().startswith("# ")
     check_buildable(spec, here=(group, option) not in FOR_A_GPU)
+
+
+@pytest.mark.parametrize("more", [[], ["model=bench"], ["optim=paper_m", "data=dclm"]])
+def test_debug_trainer_is_short_without_warm_up_and_validates_on_one_sequence(more):
+    config = composer().job(["trainer=debug", *more]).spec.config
+    assert (config.trainer.max_steps, config.optim.warmup_steps) == (20, 0)
+    assert config.data.validation_tokens == config.data.validation_document_tokens == config.data.seq_len
 
 
 @pytest.mark.usefixtures("forked_ranks")

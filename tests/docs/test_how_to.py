@@ -45,8 +45,12 @@ def test_the_commands_of_every_task_work(tmp_path):
     (tmp_path / "mine.txt").write_text("The quick brown fox jumps over the lazy dog. " * 2000)
     assert len(SECTIONS) > 8
     for title, text in SECTIONS:
-        commands = re.findall(r"^    (.+)$", text, re.M)
-        assert commands, title
+        scripts = re.findall(r"^```python\n(.+?)^```", text, re.M | re.S)
+        commands = [] if scripts else re.findall(r"^    (.+)$", text, re.M)
+        assert commands or scripts, title
+        for script in scripts:
+            done = run(sys.executable, "-c", script, cwd=tmp_path)
+            assert done.returncode == 0, f"{title}: {done.stdout}\n{done.stderr}"
         for command in commands:
             words = shorten(command, tmp_path)
             done = run(*words, cwd=tmp_path)

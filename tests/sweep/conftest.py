@@ -43,7 +43,7 @@ class App:
                     patched.enter_context(mock.patch(f"{module}.{name}", function))
             patched.enter_context(mock.patch.object(processes, "ForkServer", programs.ForkHere))
             patched.enter_context(mock.patch("simbal.report.page.write"))
-            patched.enter_context(mock.patch("simbal.sweep.pool.POLL_SECONDS", 0.01))
+            patched.enter_context(mock.patch("simbal.sweeping.pool.POLL_SECONDS", 0.01))
             patched.enter_context(cheap_hydra(arguments))
             environment = {"CUDA_VISIBLE_DEVICES": "", **environment}
             return in_process.run(self.folder, "train.py", *self._arguments(arguments), environment=environment)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from omegaconf import DictConfig
 
 from simbal.runs.spec import RunSpec
-from simbal.sweep.composer import Composer
+from simbal.sweeping.composer import Composer
 from tests.conftest import CONF
 
 GROUPS = ("balancing=none", "balancing=lbl", "balancing=[lf,lbl]", "model=small", "logger=wandb", "router=sigmoid")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from simbal.runs.folder import CONSOLE_FILE, RunFolder
-from simbal.sweep.worker import make_task, work
+from simbal.sweeping.worker import make_task, work
 from tests.child_processes import in_a_fork
 
 NO_FLOCK = str(Path(__file__).parents[1] / "no_flock")  # for PYTHONPATH

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simbal.errors import UserError
-from simbal.sweep.looks import seeds_of_looks
+from simbal.sweeping.looks import seeds_of_looks
 
 TRAINED = "optim.warmup_steps=0"  # the fake runs have one step
 ARMS = ("-m", "balancing=simbal,lbl", "seed=0-4", TRAINED, "until=decided")

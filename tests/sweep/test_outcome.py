@@ -4,7 +4,7 @@ import pytest
 
 from simbal.errors import BUSY
 from simbal.runs.folder import RunFolder
-from simbal.sweep.outcome import LOCKED, exit_reason, record_exit
+from simbal.sweeping.outcome import LOCKED, exit_reason, record_exit
 
 TRACEBACK = "Traceback (most recent call last):\n  File 'x', line 1\n    f()\n{}\n"
 CHAINED = TRACEBACK.format("KeyError: 1") + "\nDuring handling\n\n" + TRACEBACK.format("OSError: 2\nmore")

@@ -7,10 +7,10 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from hydra_plugins.simbal_plugins.grid import combinations
 from simbal.errors import UserError
-from simbal.sweep.checks import check_all_buildable
-from simbal.sweep.composer import Job
-from simbal.sweep.plan import plan
-from simbal.sweep.view import forecast
+from simbal.sweeping.checks import check_all_buildable
+from simbal.sweeping.composer import Job
+from simbal.sweeping.plan import plan
+from simbal.sweeping.view import forecast
 from tests.composing import compose, refusal
 from tests.conftest import composer
 from tests.run_folders import fake_spec

@@ -2,8 +2,10 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +14,7 @@ from unittest import mock
 import pytest
 
 from simbal.errors import UserError
-from simbal.sweep.ray_tasks import connect, count_slots
+from simbal.sweeping.ray_tasks import connect, count_slots
 from tests.sweep.conftest import OUR_PATH, PRETENDING
 
 REPOSITORY = Path(__file__).parents[2]
@@ -32,6 +34,17 @@ def test_slots_are_the_jobs_that_fit_on_all_nodes():
 def test_an_address_without_a_cluster_is_refused():
     with pytest.raises(UserError, match=r"hydra.launcher.address=127.0.0.1:9: no Ray cluster answers"):
         connect("127.0.0.1:9")
+
+
+def test_a_port_of_another_program_is_refused_within_seconds():
+    def answer() -> None:
+        with server.accept()[0] as connection:
+            connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=answer, daemon=True).start()
+        with pytest.raises(UserError, match="no Ray cluster answers .the port belongs to another program."):
+            connect(f"127.0.0.1:{server.getsockname()[1]}")
 
 
 @contextmanager

@@ -9,10 +9,10 @@ import pytest
 from rich.console import Console
 
 from simbal.processes import LocalProcess
-from simbal.sweep.composer import Job
-from simbal.sweep.plan import Attempt
-from simbal.sweep.pool import Pool
-from simbal.sweep.view import View, draw, seconds_left
+from simbal.sweeping.composer import Job
+from simbal.sweeping.plan import Attempt
+from simbal.sweeping.pool import Pool
+from simbal.sweeping.view import View, draw, seconds_left
 from tests.run_folders import changed_spec
 
 REFRESH = '<meta http-equiv="refresh" content="30">'

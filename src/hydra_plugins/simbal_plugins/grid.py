@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, product
+from itertools import accumulate, islice, product
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -17,8 +17,8 @@ from omegaconf import DictConfig
 from simbal.config import spans
 from simbal.config.options import split_arm
 from simbal.config.schema import integer_keys
-from simbal.errors import UserError, exit_on_user_error
-from simbal.sweep.composer import Composer, Job
+from simbal.errors import ConfigError, UserError
+from simbal.sweeping.composer import Composer, Job
 
 
 @dataclass
@@ -73,31 +73,33 @@ class GridSweeper(ArmSweeper):
 
     def sweep(self, arguments: list[str]) -> Sequence[JobReturn]:
         """Run the grid and print its table; exit with code 1 if a job fails or cannot start."""
-        from simbal.sweep import checks
-        from simbal.sweep.looks import check_decidable
+        from simbal.sweeping import checks
+        from simbal.sweeping.looks import check_decidable
 
         assert self.config
-        with exit_on_user_error():
-            jobs = self._compose(arguments)
-            self.print_replaced(self.arms, arguments)
-            checks.check_one_table(jobs)
-            checks.check_columns(jobs)
-            if any(override.key_or_group == "baseline" for override in self.parse(arguments)):
-                checks.check_baseline(jobs)
+        jobs = self._compose(arguments)
+        self.print_replaced(self.arms, arguments)
+        checks.check_one_table(jobs)
+        checks.check_columns(jobs)
+        overridden = [override.key_or_group for override in self.parse(arguments)]
+        if "baseline" in overridden:
+            checks.check_baseline(jobs)
+        if any(key.startswith("balancing.") for key in overridden):
+            checks.check_strategies(jobs)
+        if self.config.until == "decided":
+            check_decidable(jobs)
+        if self.config.dry_run:
+            self._print_forecast(jobs)
+            return []
+        try:
             if self.config.until == "decided":
-                check_decidable(jobs)
-            if self.config.dry_run:
-                self._print_forecast(jobs)
-                return []
-            try:
-                if self.config.until == "decided":
-                    jobs, returns = self._run_until_decided(arguments, jobs)
-                else:
-                    returns = [*self._launch(jobs, jobs)]
-            except KeyboardInterrupt:
-                _report([job for job in jobs if checks.finished_runs(job.spec.parent)])
-                raise
-            _report(jobs)
+                jobs, returns = self._run_until_decided(arguments, jobs)
+            else:
+                returns = [*self._launch(jobs, jobs)]
+        except KeyboardInterrupt:
+            _report([job for job in jobs if checks.finished_runs(job.spec.parent)])
+            raise
+        _report(jobs)
         failed = sum(job_return.status == JobStatus.FAILED for job_return in returns)
         if failed:
             raise SystemExit(f"{failed} of {len(returns)} jobs failed")
@@ -105,7 +107,7 @@ class GridSweeper(ArmSweeper):
 
     def _compose(self, arguments: list[str]) -> list[Job]:
         """Compose and check the jobs, one per distinct run; `ConfigError` if one is invalid."""
-        from simbal.sweep.plan import assign_folders
+        from simbal.sweeping.plan import assign_folders
 
         params = [f"{key}={value}" for key, value in self.params.items()]
         arms = [[*split_arm(arm), *params, *arguments] for arm in self.arms or [""]]
@@ -116,8 +118,8 @@ class GridSweeper(ArmSweeper):
 
     def _launch(self, jobs: list[Job], all_jobs: list[Job]) -> Sequence[JobReturn]:
         """Run jobs and return how they ended. `all_jobs` also includes the jobs of earlier looks."""
-        from simbal.sweep.checks import prepare_launch
-        from simbal.sweep.plan import assign_folders, write_sweep_json
+        from simbal.sweeping.checks import prepare_launch
+        from simbal.sweeping.plan import assign_folders, write_sweep_json
 
         assert self.launcher
         prepare_launch(jobs, self.launcher)
@@ -133,7 +135,7 @@ class GridSweeper(ArmSweeper):
             All jobs, and how they ended.
         """
         from simbal.console import console
-        from simbal.sweep.looks import decide_arms, format_look, seeds_of_looks
+        from simbal.sweeping.looks import decide_arms, format_look, seeds_of_looks
 
         assert self.config
         max_seeds = self.config.max_seeds
@@ -153,9 +155,9 @@ class GridSweeper(ArmSweeper):
 
     def _print_forecast(self, jobs: list[Job]) -> None:
         from simbal.console import console
-        from simbal.sweep.checks import check_all_buildable
-        from simbal.sweep.plan import plan, summary
-        from simbal.sweep.view import forecast
+        from simbal.sweeping.checks import check_all_buildable
+        from simbal.sweeping.plan import plan, summary
+        from simbal.sweeping.view import forecast
 
         assert self.config
         assert self.launcher
@@ -183,7 +185,9 @@ def combinations(overrides: Sequence[Override]) -> Iterator[list[str]]:
         if not override.is_sweep_override():
             values[key] = [key if override.value_type is None else f"{key}={override.get_value_element_as_str()}"]
         elif override.is_discrete_sweep():
-            values[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
+            values[key] = [f"{key}={value}" for value in islice(override.sweep_string_iterator(), spans.MAX_VALUES + 1)]
+            if len(values[key]) > spans.MAX_VALUES:
+                raise ConfigError(f"{override.input_line} has more than {spans.MAX_VALUES} values")
         else:
             raise UserError(f"{override.input_line}: a grid needs a list of values, not an interval")
     return map(list, product(*values.values()))

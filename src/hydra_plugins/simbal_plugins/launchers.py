@@ -14,7 +14,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 from simbal import processes
-from simbal.sweep.composer import Composer, Job
+from simbal.sweeping.composer import Composer, Job
 
 IMPORTED_BY_A_RUN = ("simbal.training.run", "torch.utils.tensorboard", "s3fs")  # Lightning's logger imports two of them
 SLURM_FOLDER = ".slurm"  # in output_dir: scripts and logs
@@ -36,9 +36,9 @@ class PoolLauncher(Launcher):
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run all jobs that are not finished, and return how each ended."""
         from simbal.console import console
-        from simbal.sweep import plan
-        from simbal.sweep.pool import Pool
-        from simbal.sweep.view import View
+        from simbal.sweeping import plan
+        from simbal.sweeping.pool import Pool
+        from simbal.sweeping.view import View
 
         jobs = [*map(Composer(self.hydra_context.config_loader, self.config).job, job_overrides)]
         environments, out = self.slots(jobs), console()
@@ -94,7 +94,7 @@ class ProcsLauncher(PoolLauncher):
 
     def starter(self, jobs: Sequence[Job], slot: dict[str, str]) -> processes.Starter:
         """Return a fork server for CPUs. With GPUs each job is a new Python, because imports may initialize a GPU."""
-        from simbal.sweep import worker
+        from simbal.sweeping import worker
 
         if self.keys.preload is None or processes.VISIBLE in slot:
             return processes.Spawn(worker)
@@ -123,7 +123,7 @@ class RayLauncher(PoolLauncher):
 
     def slots(self, jobs: Sequence[Job]) -> list[dict[str, str]]:
         """Connect to the cluster, and return one slot per job that its nodes have room for."""
-        from simbal.sweep.ray_tasks import connect, count_slots
+        from simbal.sweeping.ray_tasks import connect, count_slots
 
         connect(self.keys.address)
         num_cpus, num_gpus = self._resources(jobs)
@@ -132,7 +132,7 @@ class RayLauncher(PoolLauncher):
 
     def starter(self, jobs: Sequence[Job], slot: dict[str, str]) -> processes.Starter:
         """Return the starter that submits tasks to Ray."""
-        from simbal.sweep.ray_tasks import RayStarter
+        from simbal.sweeping.ray_tasks import RayStarter
 
         return RayStarter(*self._resources(jobs), self.keys.max_retries)
 
@@ -174,7 +174,7 @@ class SlurmLauncher(PoolLauncher):
 
     def starter(self, jobs: Sequence[Job], slot: dict[str, str]) -> processes.Starter:
         """Return the starter that submits jobs to Slurm; `UserError` if Slurm is not installed."""
-        from simbal.sweep.slurm_jobs import SlurmStarter
+        from simbal.sweeping.slurm_jobs import SlurmStarter
 
         options = {"requeue": True} | dict(self.parameters["additional_parameters"])  # JobRequeue=0 may be the default
         given = {key: value for key, value in self.parameters.items() if value} | {"additional_parameters": options}

@@ -12,8 +12,8 @@ from omegaconf import OmegaConf
 from hydra_plugins.simbal_plugins.grid import ArmSweeper, combinations
 from simbal.config.options import split_arm
 from simbal.config.schema import integer_keys
-from simbal.errors import UserError, exit_on_user_error
-from simbal.sweep.search.space import SearchSettings, SearchSpace, build_space
+from simbal.errors import UserError
+from simbal.sweeping.search.space import SearchSettings, SearchSpace, build_space
 
 
 @dataclass
@@ -36,16 +36,15 @@ class OptunaSweeper(ArmSweeper):
     def sweep(self, arguments: list[str]) -> Sequence[JobReturn]:
         """Run the missing trials of all studies and print their tables; exit with code 1 if the search fails."""
         from simbal.console import console
-        from simbal.sweep.search.search import run_searches
+        from simbal.sweeping.search.search import run_searches
 
         assert self.launcher
-        with exit_on_user_error():
-            self.settings.check()
-            if self.config and self.config.until == "decided":
-                raise UserError("until=decided needs hydra/sweeper=grid; a search has hydra.sweeper.n_trials instead")
-            self.print_replaced(self.settings.arms, arguments)
-            spaces = {arm: self._space(arm, arguments) for arm in self.settings.arms or [""]}
-            run_searches(spaces, self.settings, self.composer.job, self.launcher, console())
+        self.settings.check()
+        if self.config and self.config.until == "decided":
+            raise UserError("until=decided needs hydra/sweeper=grid; a search has hydra.sweeper.n_trials instead")
+        self.print_replaced(self.settings.arms, arguments)
+        spaces = {arm: self._space(arm, arguments) for arm in self.settings.arms or [""]}
+        run_searches(spaces, self.settings, self.composer.job, self.launcher, console())
         return []
 
     def _space(self, arm: str, arguments: list[str]) -> SearchSpace:

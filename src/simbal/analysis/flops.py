@@ -50,6 +50,7 @@ PAPER = {
     "dense_l": Printed(154 * _M, 761 * _M, 761 * _M, 78 * _B, 2.840e20, 75_000),
     "moe_l": Printed(154 * _M, 761 * _M, 3140 * _M, 78 * _B, 2.840e20, 75_000),
 }
+PAPER["moe_m_bias"] = PAPER["moe_m"]
 
 
 def flops(

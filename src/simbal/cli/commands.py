@@ -24,10 +24,10 @@ def evaluate(argv: list[str]) -> None:
 
     Examples:
         python evaluate.py run=outputs/default analysis=quality       # every finished run in the folder
-        python evaluate.py hf=FOLDER data=pysource analysis=[quality,redundancy,routing]   # a Hugging Face model
+        python evaluate.py hf=FOLDER data=pysource 'analysis=[quality,redundancy,routing]'   # a Hugging Face model
         python evaluate.py analysis=orthogonalization
         python evaluate.py analysis=plan model=moe_m hardware=h200 gpus=8
-        python evaluate.py analysis=[orthogonalization,flops] model=moe_m analysis.orthogonalization.trials=20
+        python evaluate.py 'analysis=[orthogonalization,flops]' model=moe_m analysis.orthogonalization.trials=20
     """
     run(evaluate_composed, evaluate.__doc__, argv, "evaluate")
 
@@ -117,7 +117,7 @@ def report(argv: list[str]) -> None:
         python report.py outputs/default figures=true                             # SVG and PDF figures, and curves.csv
         python report.py outputs/default explain=true                             # define every number
         python report.py outputs/default outputs/changed                          # compare the runs of two folders
-        python report.py outputs/default columns=[ppl,min_pes,seu] paper=true     # choose columns; the paper's numbers
+        python report.py outputs/default 'columns=[ppl,min_pes,seu]' paper=true   # choose columns; the paper's numbers
     """
     gc.disable()  # the garbage collector would scan the records of a thousand runs for a fifth of the time
     parser = _parser(report)

@@ -55,7 +55,7 @@ def option_keys(group: str, option: str) -> dict[str, Any]:
     content, keys = read(file), dict[str, Any]()
     for parent in content.get("defaults") or []:
         if isinstance(parent, str) and parent != "_self_":
-            keys |= option_keys(group, parent)
+            keys |= option_keys(group, parent.partition("@")[0])
     values = {key: value for key, value in content.items() if key not in ("defaults", "hydra")}
     is_global = file.read_text(encoding="utf-8").startswith(GLOBAL_PACKAGE)
     return keys | flatten(values, "" if is_global else f"{group}.")

@@ -18,6 +18,7 @@ from simbal.errors import UserError
 
 LAST_SHARD = 2827  # last shard of dclm-pool-400m-1x
 LARGEST_VOCABULARY = 2**31  # token ids are stored in four bytes
+MOST_LAYERS, MOST_DEVICES = 1024, 1024  # more is a typo, which would fill the memory or start as many processes
 LARGEST_SEED = 2**53  # JSON represents integers exactly up to this one
 CL100K_RANKS = 100_256  # tokens of cl100k_base that occur in text
 CL100K_IDS = 100_277  # all ids of cl100k_base; 100256 and 100258 to 100276 never occur in text
@@ -38,7 +39,7 @@ def key(meaning: str, hashed: bool = True, **bounds: Any) -> Any:
 class ModelConfig(Group):
     """The sizes of the model, a pre-norm decoder, and its initialization."""
 
-    num_layers: int = key("transformer blocks", ge=1)
+    num_layers: int = key("transformer blocks", ge=1, le=MOST_LAYERS)
     d_model: int = key("model width; a multiple of 2 * num_heads", ge=1)
     num_heads: int = key("attention heads", ge=1)
     num_kv_heads: int | None = key("key and value heads; null: num_heads", ge=1)
@@ -224,7 +225,7 @@ class TrainerConfig(Group):
     )
     force_precision: bool = key("true: allow bf16 on a CPU without bf16 instructions (100 times slower)", hashed=False)
     accelerator: Literal["auto", "cpu", "cuda"] = key("auto, cpu or cuda")
-    devices: int = key("GPUs, or CPU processes, that train one model together", ge=1)
+    devices: int = key("GPUs, or CPU processes, that train one model together", ge=1, le=MOST_DEVICES)
     strategy: Literal["auto", "ddp", "fsdp"] = key("auto or ddp: a copy of the model on each device; fsdp: a shard")
     activation_checkpointing: bool = key("true: recompute activations in the backward pass; results are identical")
     compile: bool = key("true: compile the blocks with torch.compile; results are the same up to rounding")

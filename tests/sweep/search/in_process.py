@@ -14,9 +14,9 @@ from rich.console import Console
 from simbal.config import spans
 from simbal.config.schema import integer_keys
 from simbal.runs.folder import RunFolder
-from simbal.sweep.composer import Job
-from simbal.sweep.search.search import run_searches
-from simbal.sweep.search.space import SearchSettings, build_space
+from simbal.sweeping.composer import Job
+from simbal.sweeping.search.search import run_searches
+from simbal.sweeping.search.space import SearchSettings, build_space
 from tests.conftest import composer
 from tests.sweep import pretend
 
@@ -63,7 +63,7 @@ class SearchHere:
         console = Console(file=out, width=200, markup=False, highlight=False)
         with (
             mock.patch("simbal.data.prepare.prepare", return_value=mock.Mock(fingerprints={"tokens": "b"})),
-            mock.patch("simbal.sweep.search.search.report"),
+            mock.patch("simbal.sweeping.search.search.report"),
         ):
             run_searches(spaces, given, composer().job, self.launcher, console)
         return out.getvalue()

@@ -8,7 +8,7 @@ from simbal.config import spans
 from simbal.config.options import split_arm
 from simbal.config.schema import integer_keys
 from simbal.errors import UserError
-from simbal.sweep.search.space import build_space
+from simbal.sweeping.search.space import build_space
 
 
 def build(*lines, replicates="seed"):

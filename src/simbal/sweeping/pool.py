@@ -13,10 +13,10 @@ from typing import NoReturn
 from simbal.errors import UserError
 from simbal.processes import POLL_SECONDS, Process, Starter, stop_processes
 from simbal.runs.folder import CONSOLE_FILE
-from simbal.sweep.outcome import record_exit
-from simbal.sweep.plan import Attempt, State
-from simbal.sweep.view import View
-from simbal.sweep.worker import make_task
+from simbal.sweeping.outcome import record_exit
+from simbal.sweeping.plan import Attempt, State
+from simbal.sweeping.view import View
+from simbal.sweeping.worker import make_task
 
 MAX_REFUSALS = 16  # per poll, because each locked folder takes 0.2 s
 PAGE_SECONDS = 30.0  # between updates of index.html, which reloads at the same interval

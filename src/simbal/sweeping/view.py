@@ -18,8 +18,8 @@ from rich.text import Text
 from simbal.console import clock, new_grid
 from simbal.runs.record import read_progress
 from simbal.runs.spec import RunSpec, config_hash
-from simbal.sweep.checks import finished_runs
-from simbal.sweep.plan import Attempt, State
+from simbal.sweeping.checks import finished_runs
+from simbal.sweeping.plan import Attempt, State
 
 # most urgent first: a small terminal shows only the most urgent attempts
 STYLES: dict[State, str] = {

@@ -15,8 +15,8 @@ from simbal.report.collect import Run, collect
 from simbal.report.columns import choose_columns
 from simbal.runs.folder import RunFolder
 from simbal.runs.spec import RunSpec
-from simbal.sweep.composer import Job
-from simbal.sweep.plan import plan
+from simbal.sweeping.composer import Job
+from simbal.sweeping.plan import plan
 
 STEPS = "trainer.max_steps"
 
@@ -50,6 +50,14 @@ def check_all_buildable(jobs: Sequence[Job], launcher: Launcher) -> None:
     parts = {"model", "router", "balancing", "experts", "trainer"}
     for job in {job.spec.config.model_dump_json(include=parts): job for job in jobs}.values():
         check_buildable(job.spec, here=getattr(launcher, "here", True))
+
+
+def check_strategies(jobs: Sequence[Job]) -> None:
+    """Raise `UserError` for a value that a strategy rejects. Jobs with the same strategies are checked once."""
+    from simbal.training.build import build_strategies, transformer_shape  # imports torch
+
+    for job in {json.dumps(job.spec.written["balancing"]): job for job in jobs}.values():
+        build_strategies(job.spec, transformer_shape(job.spec, end_of_text=0))
 
 
 def check_one_table(jobs: Sequence[Job], tokens: Mapping[Path, str] | None = None) -> None:

@@ -13,7 +13,7 @@ from simbal.report.collect import Run, collect
 from simbal.report.comparison import baseline_arms, compare
 from simbal.report.sequential import boundaries
 from simbal.report.statistics import UNRESOLVED
-from simbal.sweep.composer import Job
+from simbal.sweeping.composer import Job
 
 (LOSS,) = (metric for metric in NUMBERS if metric.key == "val/loss")
 

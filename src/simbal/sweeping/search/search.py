@@ -38,10 +38,10 @@ from simbal.runs.curves import rows
 from simbal.runs.folder import PRUNE_FILE, RECORD_FILE, RunFolder
 from simbal.runs.record import error_of, is_number
 from simbal.runs.spec import RunSpec, result_keys
-from simbal.sweep.checks import check_all_buildable, check_columns, check_one_table, prepare_launch
-from simbal.sweep.composer import Job
-from simbal.sweep.plan import assign_folders, write_sweep_json
-from simbal.sweep.search.space import SearchSettings, SearchSpace
+from simbal.sweeping.checks import check_all_buildable, check_columns, check_one_table, prepare_launch
+from simbal.sweeping.composer import Job
+from simbal.sweeping.plan import assign_folders, write_sweep_json
+from simbal.sweeping.search.space import SearchSettings, SearchSpace
 
 UNNAMED = "default"  # the study of a sweep without name= is kept in memory
 POLL_SECONDS = 0.5

@@ -18,7 +18,7 @@ import submitit
 
 from simbal.errors import BUSY, UserError
 from simbal.processes import Task
-from simbal.sweep.worker import work
+from simbal.sweeping.worker import work
 
 POLL_SECONDS = 5.0  # between two calls of squeue
 WAITING = ("PENDING", "CONFIGURING")

@@ -15,9 +15,12 @@ from ray.exceptions import NodeDiedError, RayError, TaskCancelledError, WorkerCr
 from simbal.errors import UserError
 from simbal.processes import POLL_SECONDS, Spawn, Task, stop_processes
 from simbal.runs.folder import CONSOLE_FILE
-from simbal.sweep import worker
+from simbal.sweeping import worker
 
-CONNECT_SECONDS = 10.0
+CONNECT_SECONDS = 5.0
+# Ray speaks gRPC: its server answers a client's preface and empty SETTINGS frame with a SETTINGS frame (RFC 9113)
+SETTINGS = b"\x04"
+HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0" + SETTINGS + b"\0\0\0\0\0"
 CANCEL_SECONDS = 15.0  # until a task is cancelled again: Python may drop the exception that Ray raises in a worker
 LOST = (TaskCancelledError, WorkerCrashedError, NodeDiedError)  # the next sweep resumes these runs
 
@@ -33,7 +36,10 @@ def connect(address: str | None) -> None:
     try:
         if address and ":" in address:  # Ray itself would retry for minutes
             host, port = address.rsplit(":", 1)
-            socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
+            with socket.create_connection((host, int(port)), CONNECT_SECONDS) as connection:
+                connection.sendall(HTTP2_HELLO)
+                if connection.recv(9)[3:4] != SETTINGS:
+                    raise ValueError("the port belongs to another program")
         ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, ValueError, RuntimeError) as error:
         reason = str(error).strip().partition("\n")[0]

@@ -16,8 +16,8 @@ from simbal.runs.atomic import explain_write_errors, write_json
 from simbal.runs.folder import DamagedRecordError, RunFolder
 from simbal.runs.record import error_of
 from simbal.runs.spec import SWEEP_FILE
-from simbal.sweep.composer import Job
-from simbal.sweep.outcome import Outcome, recorded_outcome
+from simbal.sweeping.composer import Job
+from simbal.sweeping.outcome import Outcome, recorded_outcome
 
 Kind = Literal["finished", "failed", "resumed", "new"]
 State = Literal["queued", "running", "locked", "done", "pruned", "failed"]
