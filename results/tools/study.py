@@ -46,8 +46,8 @@ def run(study: Path, more: list[str]) -> None:
     if code or "dry_run=true" in more:
         sys.exit(code)
     outputs = Path("outputs", study.name)
-    for file in outputs.glob("table.*"):
-        shutil.copy(file, study)
+    for name in ("table.md", "table.json"):
+        shutil.copy(outputs / name, study)
     table = build(study.name, collect(outputs))
     write(table, study)
     write_origin([run.result for row in table.rows for run in row.arm.runs], f"python {shlex.join(arguments)}", study)
