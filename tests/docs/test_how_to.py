@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -49,7 +50,9 @@ def test_the_commands_of_every_task_work(tmp_path):
         commands = [] if scripts else re.findall(r"^    (.+)$", text, re.M)
         assert commands or scripts, title
         for script in scripts:
-            done = run(sys.executable, "-c", script, cwd=tmp_path)
+            done = subprocess.run(
+                [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False
+            )
             assert done.returncode == 0, f"{title}: {done.stdout}\n{done.stderr}"
         for command in commands:
             words = shorten(command, tmp_path)

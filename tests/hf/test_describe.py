@@ -12,7 +12,7 @@ from simbal.balancing import LossFree
 from simbal.hf import attach, describe
 from tests.hf.architectures import NAMES, RULE, K, architecture, batch
 
-WITHOUT_LOSS = ("deepseek_v2", "deepseek_v3", "glm4_moe", "hunyuan_v1_moe")
+WITHOUT_LOSS = ("afmoe", "deepseek_v2", "deepseek_v3", "glm4_moe", "hunyuan_v1_moe")
 
 
 def facts(model: nn.Module) -> dict[str, str]:
