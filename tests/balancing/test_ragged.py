@@ -57,6 +57,12 @@ def test_a_token_without_experts_has_a_gradient_of_zero():
     assert gradient_NE.any(1).tolist() == [True, True, False, False]
 
 
+def test_for_one_ragged_batch_the_scopes_micro_and_global_of_lbl_agree():
+    layer = routing_by(TopP(0.6))
+    micro, step = (LoadBalancingLoss(scope=scope, choice="biased") for scope in ("micro", "global"))
+    assert step.losses([layer], step.measure([layer])).item() == pytest.approx(micro.loss(layer).item())
+
+
 def test_relu_weights_are_the_positive_logits():
     routing = routing_by(ReMoE(), "relu", renormalize=False)
     expected = [[2, 1, 0, 0], [1.5, 0.5, 0, 0], [0.8, 0.2, 0.1, 0], [1, 0.9, 0, 0]]
