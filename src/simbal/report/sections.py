@@ -20,6 +20,7 @@ from simbal.runs.record import error_of
 
 OPTIONAL = ("over documents",)  # columns of differences that are left out if they are empty
 SUMMARY_COLUMNS = ("val/ppl", "val/max_vio", "val/unique_experts", "val/seu", "tokens_per_second")
+LONGEST_BASELINE = 12  # characters of the baseline's name in a heading
 SMALLEST_P = 0.001  # smaller p-values are not meaningful with so few seeds
 
 
@@ -130,7 +131,8 @@ def summary(table: Table) -> Section:
             difference = Cell(found["difference"].text, aside="" if ends == ABSENT else f"[{ends}]")
             word = found["conclusion"]
         rows.append([*(replace(cell, muted=False) for cell in cells[:place]), difference, word, *cells[place:]])
-    headings = [*section.headings[:place], f"vs. {table.baseline}", "conclusion", *section.headings[place:]]
+    to = table.baseline if len(table.baseline or "") <= LONGEST_BASELINE else "baseline"
+    headings = [*section.headings[:place], f"vs. {to}", "conclusion", *section.headings[place:]]
     return replace(section, headings=headings, rows=rows)
 
 
