@@ -184,3 +184,7 @@ def test_the_power_of_equivalence_equals_powertost():
     error = math.sqrt(math.log(1 + 0.3**2) * 2 / 40)
     ninety_percent = Interval(0.0, error, 38, LargestT(1, "separate"), 0.1)
     assert equivalence_power(ninety_percent, math.log(1.25), math.log(0.95)) == pytest.approx(0.815845, abs=1e-5)
+
+
+def test_an_interval_wider_than_the_margin_shows_equivalence_with_a_small_probability():
+    assert 0 < equivalence_power(Interval(0.0, 1.0, 4, LargestT(1), 0.05), 1.0) < 0.05
