@@ -1,7 +1,7 @@
 """Error rates of the comparisons in a table, by simulation: python -m benchmarks.error_rates [STUDIES].
 
 Prints the percentage of studies with at least one wrong word: a difference between equal arms, or equivalence of arms
-that differ by the margin. The rules are those of `simbal.report.simultaneous`, vectorized over studies without
+that differ by the margin. It applies the rules of `simbal.report.simultaneous`, vectorized over studies without
 missing runs; a sample of the studies is also computed by the module itself and must agree.
 Shapes: N studies, A arms (the baseline first), S seeds.
 """
@@ -26,7 +26,7 @@ LOOKS = (5, 10, 15, 20, 25, 30, 35, 40)
 
 @cache
 def quantile(pairs: int, pooled: int, degrees: int, alpha: float) -> float:
-    """Return the critical value for `pairs` comparisons, of which `pooled` share the noise."""
+    """Return the critical value for `pairs` comparisons; `pooled` of them share the noise."""
     return LargestT(pairs, correlation=0.5 if pooled > 1 else 0.0).quantile(degrees, alpha)
 
 

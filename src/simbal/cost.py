@@ -74,7 +74,7 @@ class Parameters:
     def forward_flops(self, seq_len: int) -> int:
         """Return the FLOPs of a forward pass per token: 2 M + 2 L H P (S + 1), where H P = D in the paper's models.
 
-        The products q k^T and p v cost 4 H P per attended position, of which a token has (S + 1) / 2 on average.
+        The products q k^T and p v cost 4 H P per attended position, on average (S + 1) / 2 per token.
         """
         return 2 * self.matrices + 2 * self.shape.num_layers * heads_width(self.shape) * (seq_len + 1)
 

@@ -208,7 +208,7 @@ def negative_log_likelihood(logits_BSV: Tensor, targets_BS: Tensor) -> Tensor:
 
 
 def run_single(experts: Experts, x_ND: Tensor, expert_N1: Tensor, weight_N1: Tensor) -> Tensor:
-    """Run one expert per token; `NotApplicableError` for experts that need several, such as those of LongCat-Flash."""
+    """Run one expert per token; `NotApplicableError` for experts that need several, as in LongCat-Flash."""
     try:
         return experts(x_ND, expert_N1, weight_N1)
     except ValueError as error:

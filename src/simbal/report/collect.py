@@ -107,7 +107,7 @@ class Run(Measured):
             return f"{steps:,} steps do not exceed the warm-up of {warmup:,}: the peak learning rate is never reached"
         unigram = self.ngram_losses.get(1)
         if unigram is not None and loss is not None and loss > unigram:
-            return f"the validation loss is above that of a unigram model of the text ({unigram:.3f} nats)"
+            return f"the validation loss is above the loss of a unigram model of the text ({unigram:.3f} nats)"
         return ""
 
     @property

@@ -69,7 +69,7 @@ def explanations(table: Table) -> list[str]:
         "Differences in percent are ratios of geometric means; intervals use logarithms.": ratios,
         "Better or worse (higher or lower if neither direction is good): the interval excludes 0; barely: by less than "
         f"{BARELY:g} nats. Otherwise {equivalent}, identical if all seeds have equal values, or not "
-        "resolved. The word of a perplexity or of bits per byte is that of the loss.": measured,
+        "resolved. Perplexity and bits per byte take the word of the loss.": measured,
         "p is adjusted for the number of comparisons, like the interval. p (paired) is from the paired t test of this "
         "comparison only, and Welch p from the t test with unequal variances over all seeds. d_z is the mean of the "
         "paired differences divided by their standard deviation. All assume normally distributed noise.": measured,
