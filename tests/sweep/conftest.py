@@ -33,7 +33,9 @@ class App:
 
     def behave(self, by_seed: dict[int, str] | None = None, **how: Any) -> None:
         """Set how runs end by seed, `tokens`, additions to losses by balancing, and limits (see `pretend.train`)."""
-        (self.folder / "behaviour.json").write_text(json.dumps({**(by_seed or {}), **how}))
+        new = self.folder / "behaviour.json.new"
+        new.write_text(json.dumps({**(by_seed or {}), **how}))
+        new.replace(self.folder / "behaviour.json")  # a job may be reading the file
 
     def run(self, *arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
         """Run train.py in this process. Jobs are forks of it, and no page is written."""
