@@ -88,8 +88,8 @@ class RouterConfig(Group):
 class ExpertsConfig(Group):
     """The implementation that computes the experts."""
 
-    backend: Literal["auto", "reference", "torch", "megablocks", "fused"] = key(
-        "auto, reference, torch, megablocks or fused; backends differ in speed only"
+    backend: Literal["auto", "reference", "torch", "native", "megablocks", "fused"] = key(
+        "auto, reference, torch, native, megablocks or fused; backends differ in speed only"
     )
 
 
