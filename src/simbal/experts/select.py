@@ -53,9 +53,9 @@ class BackendChoice:
 
 
 # The fastest measured backend and the result, by device, dtype and widths (d_model, d_expert); None: any widths.
-# CPU: process CPU time, forward and backward on one thread, balanced routing: native takes 0.53 of torch's time at D 64,
-# F 64, E 64, K 2, N 1024, 0.56 at D 128, F 64, E 16, K 4, N 1024, and 0.71 at D 256, F 128, E 32, K 4, N 2048 (Intel
-# Sapphire Rapids, AVX-512, torch 2.13, November 2026). torch is as fast as reference within 8%.
+# CPU: forward and backward on one thread, balanced routing: native takes 0.53 of torch's time at D 64, F 64, E 64, K 2,
+# N 1024, 0.56 at D 128, F 64, E 16, K 4, N 1024, and 0.71 at D 256, F 128, E 32, K 4, N 2048 (Intel Xeon with AVX-512,
+# torch 2.13, November 2026). torch is as fast as reference within 8%.
 MEASURED = {
     ("cpu", torch.float32, None): ("native", "1.4 to 1.9 times as fast as torch with AVX-512"),
     ("cuda", torch.bfloat16, (768, 768)): (

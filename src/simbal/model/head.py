@@ -5,6 +5,7 @@ chunk in the forward pass, as in Liger Kernel (arXiv 2410.10989).
 Shapes: N tokens, V vocabulary, P padded vocabulary, D model width, C rows of one chunk.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from simbal.model import native
 from simbal.model.matmul import mm
 
 ChunkLoss = tuple[Tensor, Tensor, Tensor | None]  # nll_C, lse_C, gradient of the logits
@@ -28,16 +30,21 @@ class HeadLoss:
     nll_N: Tensor  # -log p(target)
 
 
-def head_loss(x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, z_coef: float) -> HeadLoss:
+def head_loss(x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, z_coef: float, kernels: str = "torch") -> HeadLoss:
     """Compute the loss of `logits = x W^T`, with matrix products in the compute dtype and the rest in fp32.
+
+    `kernels=native` uses the kernels in C where they can run.
 
     Raises:
         RuntimeError: a target is not in [0, V). On CUDA its loss is NaN instead, to avoid a synchronization.
     """
     device = x_ND.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x_ND.dtype
+    if kernels != "native" or device != "cpu" or dtype != torch.float32:
+        kernels = device
     with torch.autocast(device, enabled=False):
-        outputs = _ChunkedHead.apply(x_ND.to(dtype), weight_VD.to(dtype), targets_N, z_coef, torch.is_grad_enabled())  # type: ignore[no-untyped-call]
+        operands = x_ND.to(dtype), weight_VD.to(dtype), targets_N
+        outputs = _ChunkedHead.apply(*operands, z_coef, CHUNK_LOSS[kernels], torch.is_grad_enabled())  # type: ignore[no-untyped-call]
     return HeadLoss(*outputs)
 
 
@@ -46,7 +53,13 @@ class _ChunkedHead(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, z_coef: float, with_gradient: bool
+        ctx: Any,
+        x_ND: Tensor,
+        weight_VD: Tensor,
+        targets_N: Tensor,
+        z_coef: float,
+        chunk_loss: Callable[..., ChunkLoss],
+        with_gradient: bool,
     ) -> tuple[Tensor, Tensor]:
         rows = max(1, CHUNK_ELEMENTS[x_ND.device.type] // len(weight_VD))
         nll_N, lse_N = (torch.empty_like(targets_N, dtype=torch.float32) for _ in range(2))
@@ -56,7 +69,6 @@ class _ChunkedHead(torch.autograd.Function):
         if with_gradient:
             dx_ND = torch.empty_like(x_ND)
             dweight_PD = torch.zeros_like(weight_PD, dtype=torch.float32)
-        chunk_loss = CHUNK_LOSS[x_ND.device.type]
         for begin in range(0, len(x_ND), rows):
             chunk = slice(begin, begin + rows)
             nll_N[chunk], lse_N[chunk], dlogits_CP = chunk_loss(
@@ -76,7 +88,7 @@ class _ChunkedHead(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dloss: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         dx_ND, dweight_VD = ctx.saved_tensors
-        return _scaled(dx_ND, dloss), _scaled(dweight_VD, dloss), None, None, None
+        return _scaled(dx_ND, dloss), _scaled(dweight_VD, dloss), None, None, None, None
 
 
 def _scaled(gradient: Tensor, dloss: Tensor) -> Tensor:
@@ -115,4 +127,13 @@ def _chunk_loss_by_torch(
     return nll_C, lse_C, dlogits_CV.to(product_CV.dtype)
 
 
-CHUNK_LOSS = {"cpu": _chunk_loss_by_torch, "cuda": _chunk_loss_by_kernel}
+def _chunk_loss_by_native(
+    x_CD: Tensor, weight_VD: Tensor, V: int, targets_C: Tensor, z_coef: float, N: int, with_gradient: bool
+) -> ChunkLoss:
+    """Do the same as `_chunk_loss_by_torch` with a kernel in C; the gradient overwrites the logits."""
+    logits_CV = mm(x_CD, weight_VD.T)
+    nll_C, lse_C = native.cross_entropy(logits_CV, targets_C, z_coef, N, with_gradient)
+    return nll_C, lse_C, logits_CV if with_gradient else None
+
+
+CHUNK_LOSS = {"cpu": _chunk_loss_by_torch, "cuda": _chunk_loss_by_kernel, "native": _chunk_loss_by_native}

@@ -467,7 +467,7 @@ int attention_backward(const float *dout, const float *qkv, const float *rotatio
 
    With `gradient`, the logits are replaced by their gradient, ((1 + 2 z lse) softmax(logits) - onehot(target)) / N. */
 int head_loss(float *logits, const int64_t *targets, float *nll, float *lse, long C, long V, float z, long N,
-              int gradient, int threads) {
+              long gradient, int threads) {
   int status = SUCCESS;
   long whole = V / W * W, rest = V - whole;
 #pragma omp parallel for num_threads(threads) schedule(static) reduction(| : status)

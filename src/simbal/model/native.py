@@ -1,0 +1,79 @@
+"""Attention and the head's cross-entropy in C on a CPU, for fp32.
+
+The equations are in `simbal/native/kernels.c`.
+Shapes: B batch, S sequence, H query heads, P head width, C rows of one chunk, V vocabulary; Q the channels of queries,
+keys and values together.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from simbal.errors import UserError
+from simbal.experts.select import BackendChoice
+from simbal.native import library
+
+
+def select_kernels(name: str, device: torch.device, dtype: torch.dtype, compiled: bool) -> BackendChoice:
+    """Return the kernels of attention and head, torch or native, and the reason.
+
+    Raises:
+        UserError: `name` is native, which cannot run here.
+    """
+    if name == "torch":
+        return BackendChoice("torch", "torch, set by model.kernels")
+    reason = "it cannot be combined with trainer.compile=true" if compiled else library.unsupported(device, dtype)
+    if reason and name == "native":
+        raise UserError(f"model.kernels=native cannot run here: {reason}")
+    if reason:
+        return BackendChoice("torch", f"auto chose torch: native cannot run here: {reason}")
+    return BackendChoice("native", f"native, {'chosen by auto' if name == 'auto' else 'set by model.kernels'}")
+
+
+def can_run(x: Tensor) -> bool:
+    """Whether the kernels support this tensor in the current context."""
+    return x.device.type == "cpu" and x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
+
+
+def attention(qkv_BSQ: Tensor, rotation_2SP: Tensor, num_heads: int, head_width: int) -> Tensor:
+    """Return causal attention, (B, S, H*P), of queries, keys and values that are not yet rotated."""
+    y_BSD: Tensor = _Attention.apply(qkv_BSQ, rotation_2SP, num_heads, head_width)  # type: ignore[no-untyped-call]
+    return y_BSD
+
+
+class _Attention(torch.autograd.Function):
+    """Autograd function of `attention`. It saves its input, its output and the log-normalizer of each query."""
+
+    @staticmethod
+    def forward(ctx: Any, qkv_BSQ: Tensor, rotation_2SP: Tensor, num_heads: int, head_width: int) -> Tensor:
+        qkv_BSQ, rotation_2SP = qkv_BSQ.contiguous(), rotation_2SP.contiguous()
+        B, S, channels = qkv_BSQ.shape
+        y_BSD = qkv_BSQ.new_empty(B, S, num_heads * head_width)
+        lse_BHS = qkv_BSQ.new_empty(B, num_heads, S)
+        ctx.sizes = B, S, num_heads, (channels // head_width - num_heads) // 2, head_width
+        library.call("attention_forward", qkv_BSQ, rotation_2SP, y_BSD, lse_BHS, *ctx.sizes)
+        ctx.save_for_backward(qkv_BSQ, rotation_2SP, y_BSD, lse_BHS)
+        return y_BSD
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy_BSD: Tensor) -> tuple[Tensor, None, None, None]:
+        dqkv_BSQ = torch.empty_like(ctx.saved_tensors[0])
+        library.call("attention_backward", dy_BSD.contiguous(), *ctx.saved_tensors, dqkv_BSQ, *ctx.sizes)
+        return dqkv_BSQ, None, None, None
+
+
+def cross_entropy(
+    logits_CV: Tensor, targets_C: Tensor, z_coef: float, N: int, with_gradient: bool
+) -> tuple[Tensor, Tensor]:
+    """Return each row's negative log-likelihood and log-normalizer; with `with_gradient`, logits become their gradient.
+
+    Raises:
+        RuntimeError: a target is not in [0, V).
+    """
+    (C, V), targets_C = logits_CV.shape, targets_C.contiguous()
+    nll_C, lse_C = (logits_CV.new_empty(C) for _ in range(2))
+    library.call("head_loss", logits_CV, targets_C, nll_C, lse_C, C, V, float(z_coef), N, with_gradient)
+    return nll_C, lse_C
