@@ -18,7 +18,8 @@ from simbal.model.matmul import mm
 
 ChunkLoss = tuple[Tensor, Tensor, Tensor | None]  # nll_C, lse_C, gradient of the logits
 
-CHUNK_ELEMENTS = {"cpu": 2**21, "cuda": 2**28}  # logits per chunk: 8 MB of fp32 on a CPU, 512 MB of bf16 on CUDA
+# logits per chunk: 8 MB of fp32 on a CPU (16 MB with the kernels in C, which make fewer passes), 512 MB of bf16 on CUDA
+CHUNK_ELEMENTS = {"cpu": 2**21, "native": 2**22, "cuda": 2**28}
 VOCAB_MULTIPLE = {"cpu": 1, "cuda": 64}  # the vocabulary is padded to this multiple for fast matrix products on CUDA
 
 
@@ -61,14 +62,16 @@ class _ChunkedHead(torch.autograd.Function):
         chunk_loss: Callable[..., ChunkLoss],
         with_gradient: bool,
     ) -> tuple[Tensor, Tensor]:
-        rows = max(1, CHUNK_ELEMENTS[x_ND.device.type] // len(weight_VD))
+        place = "native" if chunk_loss is _chunk_loss_by_native else x_ND.device.type
+        rows = max(1, CHUNK_ELEMENTS[place] // len(weight_VD))
         nll_N, lse_N = (torch.empty_like(targets_N, dtype=torch.float32) for _ in range(2))
         # pad with zero rows, e.g. for the odd V of cl100k_base; the kernel excludes them and gives them the gradient 0
         missing = -len(weight_VD) % VOCAB_MULTIPLE[x_ND.device.type]
         weight_PD = F.pad(weight_VD, (0, 0, 0, missing)) if missing else weight_VD
         if with_gradient:
             dx_ND = torch.empty_like(x_ND)
-            dweight_PD = torch.zeros_like(weight_PD, dtype=torch.float32)
+            empty = torch.empty_like if place == "native" else torch.zeros_like
+            dweight_PD = empty(weight_PD, dtype=torch.float32)
         for begin in range(0, len(x_ND), rows):
             chunk = slice(begin, begin + rows)
             nll_N[chunk], lse_N[chunk], dlogits_CP = chunk_loss(
@@ -78,6 +81,8 @@ class _ChunkedHead(torch.autograd.Function):
                 dx_ND[chunk] = mm(dlogits_CP, weight_PD)
                 if x_ND.is_cuda:  # adds in fp32 without rounding the product, and without a separate pass
                     torch.addmm(dweight_PD, dlogits_CP.T, x_ND[chunk], out_dtype=torch.float32, out=dweight_PD)
+                elif place == "native":
+                    dweight_PD.addmm_(dlogits_CP.T, x_ND[chunk], beta=min(begin, 1))
                 else:
                     dweight_PD += mm(dlogits_CP.T, x_ND[chunk])
         if with_gradient:
@@ -93,6 +98,8 @@ class _ChunkedHead(torch.autograd.Function):
 
 def _scaled(gradient: Tensor, dloss: Tensor) -> Tensor:
     """Return gradient * dloss, rounded only once: rounding dloss = 1/3 to bf16 first would add an error of 0.2%."""
+    if not dloss.is_cuda and dloss == 1:  # on CUDA the comparison would synchronize
+        return gradient
     return torch.mul(gradient, dloss[None], out=torch.empty_like(gradient))
 
 

@@ -1,4 +1,4 @@
-"""Attention and the head's cross-entropy in C on a CPU, for fp32.
+"""Attention, RMSNorm and the head's cross-entropy in C on a CPU, for fp32.
 
 The equations are in `simbal/native/kernels.c`.
 Shapes: B batch, S sequence, H query heads, P head width, C rows of one chunk, V vocabulary; Q the channels of queries,
@@ -8,7 +8,7 @@ keys and values together.
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from simbal.errors import UserError
@@ -63,6 +63,42 @@ class _Attention(torch.autograd.Function):
         dqkv_BSQ = torch.empty_like(ctx.saved_tensors[0])
         library.call("attention_backward", dy_BSD.contiguous(), *ctx.saved_tensors, dqkv_BSQ, *ctx.sizes)
         return dqkv_BSQ, None, None, None
+
+
+class RMSNorm(nn.RMSNorm):
+    """torch's RMSNorm, in C with `kernels=native` where it can run."""
+
+    def __init__(self, width: int, eps: float, kernels: str) -> None:
+        super().__init__(width, eps)
+        self.kernels = kernels
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the normalized tensor."""
+        if self.kernels != "native" or not can_run(x):
+            return super().forward(x)
+        y: Tensor = _RMSNorm.apply(x, self.weight, self.eps)  # type: ignore[no-untyped-call]
+        return y
+
+
+class _RMSNorm(torch.autograd.Function):
+    """Autograd function of `RMSNorm`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+        x, y = x.contiguous(), torch.empty_like(x, memory_format=torch.contiguous_format)
+        N, D = x.numel() // len(weight_D), len(weight_D)
+        inverse_N = x.new_empty(N)
+        library.call("norm_forward", x, weight_D, y, inverse_N, N, D, eps)
+        ctx.save_for_backward(x, weight_D, inverse_N)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, weight_D, inverse_N = ctx.saved_tensors
+        dx, dweight_D = torch.empty_like(x), torch.empty_like(weight_D)
+        library.call("norm_backward", dy.contiguous(), *ctx.saved_tensors, dx, dweight_D, len(inverse_N), len(weight_D))
+        return dx, dweight_D, None
 
 
 def cross_entropy(

@@ -195,6 +195,17 @@ static void transpose(Matrix a, long I, long J, float *t, long stride) {
     }
 }
 
+/* The sum of a b c over n elements; c may be NULL. */
+static float dot(const float *a, const float *b, const float *c, long n) {
+  Vec sum = {0};
+  for (long i = 0; i < n; i += W) {
+    long lanes = smaller(W, n - i);
+    Vec product = lanes == W ? load(a + i) * load(b + i) : load_lanes(a + i, lanes) * load_lanes(b + i, lanes);
+    sum += !c ? product : product * (lanes == W ? load(c + i) : load_lanes(c + i, lanes));
+  }
+  return sum_lanes(sum);
+}
+
 /* Memory for a call: `shared` floats used by all threads, then `each` floats per thread; freed by the caller. */
 static float *allocate(long shared, long each, int threads) { return malloc(4 * (shared + each * threads) + 64); }
 
@@ -434,8 +445,8 @@ int attention_backward(const float *dout, const float *qkv, const float *rotatio
           long width = scores_of(qb, matrix(keys, SP + W), s, m, P, wb, SP);
           product((Product){matrix(dout_i + b * lo, lo), matrix(values, SP + W), matrix(dsb, SP), m, width, P});
           for (long r = 0; r < m; r++) {
-            float delta = 0, lse_r = lse[(task / G * H + h) * S + s + r];
-            for (long c = 0; c < P; c++) delta += dout_i[(b + r) * lo + c] * out_i[(b + r) * lo + c];
+            float delta = dot(dout_i + (b + r) * lo, out_i + (b + r) * lo, NULL, P);
+            float lse_r = lse[(task / G * H + h) * S + s + r];
             for (long j = 0; j < width; j += W) {
               Vec weight = vexp(load(wb + r * SP + j) - lse_r);
               store(wb + r * SP + j, weight);
@@ -501,6 +512,38 @@ int head_loss(float *logits, const int64_t *targets, float *nll, float *lse, lon
     row[targets[r]] -= 1.f / N;
   }
   return status;
+}
+
+/* ---- RMSNorm: y = w x / rms, rms = sqrt(mean(x^2) + eps) ---- */
+
+int norm_forward(const float *x, const float *w, float *y, float *inverse, long N, long D, float eps, int threads) {
+#pragma omp parallel for num_threads(threads) schedule(static)
+  for (long n = 0; n < N; n++) {
+    inverse[n] = 1.f / sqrtf(dot(x + n * D, x + n * D, NULL, D) / D + eps);
+    for (long d = 0; d < D; d++) y[n * D + d] = x[n * D + d] * inverse[n] * w[d];
+  }
+  return SUCCESS;
+}
+
+/* dx = (w dy - x mean(x w dy) / rms^2) / rms, dw = sum over tokens of dy x / rms; each thread sums a range of channels. */
+int norm_backward(const float *dy, const float *x, const float *w, const float *inverse, float *dx, float *dw, long N,
+                  long D, int threads) {
+#pragma omp parallel num_threads(threads)
+  {
+#pragma omp for schedule(static)
+    for (long n = 0; n < N; n++) {
+      const float *x_n = x + n * D, *dy_n = dy + n * D, r = inverse[n], c = dot(x_n, dy_n, w, D) / D * r * r;
+      for (long d = 0; d < D; d++) dx[n * D + d] = (w[d] * dy_n[d] - x_n[d] * c) * r;
+    }
+#pragma omp for schedule(static)
+    for (long begin = 0; begin < D; begin += 4 * W) {
+      long end = smaller(D, begin + 4 * W);
+      memset(dw + begin, 0, 4 * (end - begin));
+      for (long n = 0; n < N; n++)
+        for (long d = begin; d < end; d++) dw[d] += dy[n * D + d] * (x[n * D + d] * inverse[n]);
+    }
+  }
+  return SUCCESS;
 }
 
 int vector_width(void) { return W; }

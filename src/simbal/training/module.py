@@ -197,7 +197,8 @@ class LitMoE(L.LightningModule):
         self._grad_norm = full_tensor(norm)
         if (self._grad_norm + loss).isfinite():
             bound = self.optim.grad_clip or float("inf")
-            nn.utils.clip_grads_with_norm_(self.parameters(), bound, norm)
+            if self.optim.grad_clip:
+                nn.utils.clip_grads_with_norm_(self.parameters(), bound, norm)
             self._clipped = (bound / (self._grad_norm + 1e-6)).clamp(max=1)  # same formula as torch
         else:
             self._skip_step(loss)
