@@ -60,8 +60,9 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy_BSD: Tensor) -> tuple[Tensor, None, None, None]:
-        dqkv_BSQ = torch.empty_like(ctx.saved_tensors[0])
-        library.call("attention_backward", dy_BSD.contiguous(), *ctx.saved_tensors, dqkv_BSQ, *ctx.sizes)
+        qkv_BSQ, *others = ctx.saved_tensors
+        dqkv_BSQ = torch.empty_like(qkv_BSQ)
+        library.call("attention_backward", dy_BSD.contiguous(), qkv_BSQ, *others, dqkv_BSQ, *ctx.sizes)
         return dqkv_BSQ, None, None, None
 
 
@@ -96,8 +97,8 @@ class _RMSNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None]:
         x, weight_D, inverse_N = ctx.saved_tensors
-        dx, dweight_D = torch.empty_like(x), torch.empty_like(weight_D)
-        library.call("norm_backward", dy.contiguous(), *ctx.saved_tensors, dx, dweight_D, len(inverse_N), len(weight_D))
+        dx, dweight_D, sizes = torch.empty_like(x), torch.empty_like(weight_D), (len(inverse_N), len(weight_D))
+        library.call("norm_backward", dy.contiguous(), x, weight_D, inverse_N, dx, dweight_D, *sizes)
         return dx, dweight_D, None
 
 
