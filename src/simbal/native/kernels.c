@@ -55,6 +55,7 @@ enum { ROWS = 6, VECTORS = 2 };
 #else
 enum { ROWS = 6, VECTORS = 4 };
 #endif
+enum { LINE = 16 /* floats in a cache line */ };
 enum { QUERIES = 4 * ROWS }; /* rows of attention weights that the backward pass stores per thread and head */
 
 INLINE Vec load(const float *p) { return *(const Unaligned *)p; }
@@ -67,16 +68,15 @@ INLINE Vec larger(Vec a, Vec b) { return choose(a > b, a, b); }
 INLINE long round_up(long n) { return (n + W - 1) / W * W; }
 INLINE long smaller(long a, long b) { return a < b ? a : b; }
 
+/* Reduce all lanes: each step combines lanes i and i + W/2 and repeats the results, so all lanes end up equal. */
 INLINE float sum_lanes(Vec x) {
-  float sum = 0;
-  UNROLL for (int i = 0; i < W; i++) sum += x[i];
-  return sum;
+  UNROLL for (int step = 1; step < W; step *= 2) x = INTERLEAVE(x, x, LOW) + INTERLEAVE(x, x, HIGH);
+  return x[0];
 }
 
 INLINE float largest_lane(Vec x) {
-  float most = x[0];
-  UNROLL for (int i = 1; i < W; i++) most = x[i] > most ? x[i] : most;
-  return most;
+  UNROLL for (int step = 1; step < W; step *= 2) x = larger(INTERLEAVE(x, x, LOW), INTERLEAVE(x, x, HIGH));
+  return x[0];
 }
 
 /* exp(x) = 2^n exp(r), n = round(x / ln 2), |r| <= ln 2 / 2; Cephes' polynomial. Relative error below 2e-7; 0 below
@@ -119,11 +119,14 @@ typedef struct {
   long M, N, K;       /* c is M x N, the sum has K terms */
   int add;            /* add to c instead of overwriting it */
   const float *scale; /* factor of each row of the product, or NULL */
+  const float *ahead; /* data that is needed next and is prefetched meanwhile, or NULL */
+  long ahead_floats;
 } Product;
 
 /* Compute rows i to i + rows and columns j to j + vectors * W of c = a b, or of c = a^T b if `transposed`. With
    `lanes`, only that many columns of a single vector. */
-INLINE void tile(const Product *q, long i, long j, const int rows, const int vectors, const int transposed, long lanes) {
+INLINE void tile(const Product *q, long i, long j, const int rows, const int vectors, const int transposed,
+                 const int prefetch, long lanes) {
   Vec sums[ROWS][VECTORS];
   const float *a_rows[ROWS];
   UNROLL for (int r = 0; r < rows; r++) {
@@ -131,8 +134,10 @@ INLINE void tile(const Product *q, long i, long j, const int rows, const int vec
     UNROLL for (int v = 0; v < vectors; v++) sums[r][v] = (Vec){0};
   }
   const Matrix a = q->a, b = q->b;
-  const long K = q->K;
-  for (long k = 0; k < K; k++) {
+  const long K = q->K, prefetched = (j / (VECTORS * W) * (q->M / ROWS + 1) + i / ROWS) * K * LINE;
+  const float *ahead = q->ahead + prefetched, *end = q->ahead + q->ahead_floats;
+  for (long k = 0; k < K; k++, ahead += LINE) {
+    if (prefetch && ahead < end) __builtin_prefetch(ahead);
     const float *b_row = row(b, k) + j, *a_row = transposed ? row(a, k) + i : NULL;
     Vec right[VECTORS];
     UNROLL for (int v = 0; v < vectors; v++) right[v] = lanes ? load_lanes(b_row, lanes) : load(b_row + v * W);
@@ -151,28 +156,29 @@ INLINE void tile(const Product *q, long i, long j, const int rows, const int vec
   }
 }
 
-INLINE void columns(const Product *q, long j, const int vectors, const int transposed, long lanes) {
+INLINE void columns(const Product *q, long j, const int vectors, const int transposed, const int prefetch, long lanes) {
   long i = 0;
-  for (; i + ROWS <= q->M; i += ROWS) tile(q, i, j, ROWS, vectors, transposed, lanes);
+  for (; i + ROWS <= q->M; i += ROWS) tile(q, i, j, ROWS, vectors, transposed, prefetch, lanes);
   switch (q->M - i) {
-    case 5: tile(q, i, j, 5, vectors, transposed, lanes); break;
-    case 4: tile(q, i, j, 4, vectors, transposed, lanes); break;
-    case 3: tile(q, i, j, 3, vectors, transposed, lanes); break;
-    case 2: tile(q, i, j, 2, vectors, transposed, lanes); break;
-    case 1: tile(q, i, j, 1, vectors, transposed, lanes); break;
+    case 5: tile(q, i, j, 5, vectors, transposed, prefetch, lanes); break;
+    case 4: tile(q, i, j, 4, vectors, transposed, prefetch, lanes); break;
+    case 3: tile(q, i, j, 3, vectors, transposed, prefetch, lanes); break;
+    case 2: tile(q, i, j, 2, vectors, transposed, prefetch, lanes); break;
+    case 1: tile(q, i, j, 1, vectors, transposed, prefetch, lanes); break;
   }
 }
 
-INLINE void multiply(Product q, const int transposed) {
+INLINE void multiply(Product q, const int transposed, const int prefetch) {
   long j = 0;
-  for (; j + VECTORS * W <= q.N; j += VECTORS * W) columns(&q, j, VECTORS, transposed, 0);
-  if (VECTORS > 2 && j + 2 * W <= q.N) columns(&q, j, 2, transposed, 0), j += 2 * W;
-  if (j + W <= q.N) columns(&q, j, 1, transposed, 0), j += W;
-  if (j < q.N) columns(&q, j, 1, transposed, q.N - j);
+  for (; j + VECTORS * W <= q.N; j += VECTORS * W) columns(&q, j, VECTORS, transposed, prefetch, 0);
+  if (VECTORS > 2 && j + 2 * W <= q.N) columns(&q, j, 2, transposed, 0, 0), j += 2 * W;
+  if (j + W <= q.N) columns(&q, j, 1, transposed, 0, 0), j += W;
+  if (j < q.N) columns(&q, j, 1, transposed, 0, q.N - j);
 }
 
-static void product(Product q) { multiply(q, 0); }            /* c = a b */
-static void transposed_product(Product q) { multiply(q, 1); } /* c = a^T b */
+static void product(Product q) { multiply(q, 0, 0); }            /* c = a b */
+static void product_ahead(Product q) { multiply(q, 0, 1); }      /* the same, and prefetches q.ahead */
+static void transposed_product(Product q) { multiply(q, 1, 1); } /* c = a^T b */
 
 /* Write the transpose of the I x J matrix `a` to `t`, with zeros in columns I to round_up(I). */
 static void transpose(Matrix a, long I, long J, float *t, long stride) {
@@ -207,7 +213,9 @@ static float dot(const float *a, const float *b, const float *c, long n) {
 }
 
 /* Memory for a call: `shared` floats used by all threads, then `each` floats per thread; freed by the caller. */
-static float *allocate(long shared, long each, int threads) { return malloc(4 * (shared + each * threads) + 64); }
+static float *allocate(long shared, long each, int threads) {
+  return aligned_alloc(64, (4 * (shared + each * threads) + 63) / 64 * 64);
+}
 
 /* ---- Experts: y_t = sum_k p_tk W2_e^T (silu(Wgate_e x_t) * (Wup_e x_t)), e = expert of slot (t, k) ----
 
@@ -247,8 +255,8 @@ static void expert_up(const Experts *m, long e, float *gate_up, float *h, float 
   if (!n) return;
   transpose(matrix(w13, D), F, D, packed, stride);
   transpose(matrix(w13 + F * D, D), F, D, packed + FP, stride);
-  product((Product){gathered(m->x, D, m->tokens + begin_of(m, e)), matrix(packed, stride), matrix(gate_up, 2 * FP), n,
-                    2 * FP, D});
+  product_ahead((Product){gathered(m->x, D, m->tokens + begin_of(m, e)), matrix(packed, stride), matrix(gate_up, 2 * FP), n,
+                    2 * FP, D, 0, NULL, m->w2 + e * F * D, F * D});
   for (long r = 0; r < n; r++)
     for (long f = 0; f < FP; f += W) {
       Vec gate = load(gate_up + r * 2 * FP + f), up = load(gate_up + r * 2 * FP + FP + f);
@@ -275,9 +283,9 @@ int experts_forward(const float *x, const float *p, const float *w13, const floa
 #pragma omp for schedule(static)
     for (long j = 0; j < D; j += slice)
       for (long e = first; e < first + group; e++)
-        product((Product){matrix(h + (begin_of(&m, e) - start) * FP, FP), matrix(w2 + e * F * D + j, D),
+        product_ahead((Product){matrix(h + (begin_of(&m, e) - start) * FP, FP), matrix(w2 + e * F * D + j, D),
                           gathered(y + j, D, m.tokens + begin_of(&m, e)), rows_of(&m, e), smaller(slice, D - j), F, 1,
-                          m.p_R + begin_of(&m, e)});
+                          m.p_R + begin_of(&m, e), w13 + 2 * (e + 1) * F * D, e + 1 < E ? 2 * F * D : 0});
   }
   free(h), free(m.tokens);
   return SUCCESS;
@@ -291,7 +299,7 @@ static void expert_gradient(const Experts *m, long e, const float *dy, const flo
   long F = m->F, D = m->D, FP = m->FP, n = rows_of(m, e), begin = begin_of(m, e), stride = FP + W;
   Matrix dy_n = gathered(dy, D, m->tokens + begin), x_n = gathered(m->x, D, m->tokens + begin);
   if (n) transpose(matrix(m->w2 + e * F * D, D), F, D, packed, stride);
-  product((Product){dy_n, matrix(packed, stride), matrix(h, FP), n, FP, D});
+  product_ahead((Product){dy_n, matrix(packed, stride), matrix(h, FP), n, FP, D, 0, NULL, m->w13 + 2 * e * F * D, 2 * F * D});
   for (long r = 0; r < n; r++) {
     const float *gate_r = gate_up + r * 2 * FP, p = m->p_R[begin + r];
     float *dgate_r = dgate_up + r * 2 * FP, *h_r = h + r * FP;
@@ -310,7 +318,7 @@ static void expert_gradient(const Experts *m, long e, const float *dy, const flo
   transposed_product((Product){matrix(h, FP), dy_n, matrix(dw2 + e * F * D, D), F, D, n});
   for (int up = 0; up < 2; up++)
     transposed_product((Product){matrix(dgate_up + up * FP, 2 * FP), x_n, matrix(dw13 + (2 * e + up) * F * D, D), F, D,
-                                 n});
+                                 n, 0, NULL, m->w2 + (e + 1) * F * D, up && e + 1 < m->E ? F * D : 0});
 }
 
 int experts_backward(const float *dy, const float *x, const float *p, const float *w13, const float *w2,
@@ -351,7 +359,8 @@ int experts_backward(const float *dy, const float *x, const float *p, const floa
    i + P/2 of a head are rotated by the angle whose cosine and sine are in row s of `rotation`, (2, S, P). */
 
 /* Rotate a head's channels of one token, times `scale`; sign -1 rotates back. */
-INLINE void rotate(const float *x, const float *cosine, const float *sine, long P, float sign, float scale, float *y) {
+INLINE void rotate(const float *x, const float *cosine, const float *sine, long P, float sign, float scale,
+                   float *restrict y) {
   for (long i = 0; i < P / 2; i++) {
     float a = x[i], b = x[P / 2 + i], c = scale * cosine[i], s = sign * scale * sine[i];
     y[i] = a * c - b * s;
@@ -370,23 +379,23 @@ INLINE long scores_of(const float *q, Matrix keys, long i, long m, long P, float
 
 int attention_forward(const float *qkv, const float *rotation, float *out, float *lse, long B, long S, long H, long G,
                       long P, int threads) {
-  long ld = (H + 2 * G) * P, SP = round_up(S), each = P * (SP + W) + (S + ROWS) * P + ROWS * SP;
+  long ld = (H + 2 * G) * P, SP = round_up(S) + W, each = P * SP + (S + ROWS) * P + ROWS * SP;
   float *memory = allocate(0, each, threads), scale = 1.f / sqrtf((float)P);
   const float *cosine = rotation, *sine = rotation + S * P;
   if (!memory) return OUT_OF_MEMORY;
 #pragma omp parallel for num_threads(threads) schedule(static)
   for (long task = 0; task < B * G; task++) {
     const float *base = qkv + task / G * S * ld, *k = base + (H + task % G) * P, *v = k + G * P;
-    float *keys = memory + omp_get_thread_num() * each, *rotated = keys + P * (SP + W), *q = rotated + S * P;
+    float *keys = memory + omp_get_thread_num() * each, *rotated = keys + P * SP, *q = rotated + S * P;
     float *scores = q + ROWS * P;
     for (long s = 0; s < S; s++) rotate(k + s * ld, cosine + s * P, sine + s * P, P, 1, 1, rotated + s * P);
-    transpose(matrix(rotated, P), S, P, keys, SP + W);
+    transpose(matrix(rotated, P), S, P, keys, SP);
     for (long h = task % G * (H / G); h < (task % G + 1) * (H / G); h++)
       for (long i = 0; i < S; i += ROWS) {
         long m = smaller(ROWS, S - i);
         for (long r = 0; r < m; r++)
           rotate(base + (i + r) * ld + h * P, cosine + (i + r) * P, sine + (i + r) * P, P, 1, scale, q + r * P);
-        long width = scores_of(q, matrix(keys, SP + W), i, m, P, scores, SP);
+        long width = scores_of(q, matrix(keys, SP), i, m, P, scores, SP);
         float inverse[ROWS];
         for (long r = 0; r < m; r++) {
           float *row = scores + r * SP;
@@ -414,7 +423,7 @@ int attention_forward(const float *qkv, const float *rotation, float *out, float
    dk = ds^T q; dq and dk are rotated back. */
 int attention_backward(const float *dout, const float *qkv, const float *rotation, const float *out, const float *lse,
                        float *dqkv, long B, long S, long H, long G, long P, int threads) {
-  long ld = (H + 2 * G) * P, lo = H * P, SP = round_up(S), packed = P * (SP + W);
+  long ld = (H + 2 * G) * P, lo = H * P, SP = round_up(S) + W, packed = P * SP;
   long each = 2 * packed + 2 * S * P + QUERIES * (P + 2 * SP) + ROWS * P;
   float *memory = allocate(0, each, threads), scale = 1.f / sqrtf((float)P);
   const float *cosine = rotation, *sine = rotation + S * P;
@@ -431,8 +440,8 @@ int attention_backward(const float *dout, const float *qkv, const float *rotatio
       memset(row(dv, s), 0, 4 * P);
     }
     memset(dk, 0, 4 * S * P);
-    transpose(matrix(rotated, P), S, P, keys, SP + W);
-    transpose(matrix(v, ld), S, P, values, SP + W);
+    transpose(matrix(rotated, P), S, P, keys, SP);
+    transpose(matrix(v, ld), S, P, values, SP);
     for (long h = task % G * (H / G); h < (task % G + 1) * (H / G); h++)
       for (long i = 0; i < S; i += QUERIES) {
         long queries = smaller(QUERIES, S - i);
@@ -442,8 +451,8 @@ int attention_backward(const float *dout, const float *qkv, const float *rotatio
           float *wb = w + b * SP, *dsb = ds + b * SP, *qb = q + b * P;
           for (long r = 0; r < m; r++)
             rotate(qkv + (first + s + r) * ld + h * P, cosine + (s + r) * P, sine + (s + r) * P, P, 1, scale, qb + r * P);
-          long width = scores_of(qb, matrix(keys, SP + W), s, m, P, wb, SP);
-          product((Product){matrix(dout_i + b * lo, lo), matrix(values, SP + W), matrix(dsb, SP), m, width, P});
+          long width = scores_of(qb, matrix(keys, SP), s, m, P, wb, SP);
+          product((Product){matrix(dout_i + b * lo, lo), matrix(values, SP), matrix(dsb, SP), m, width, P});
           for (long r = 0; r < m; r++) {
             float delta = dot(dout_i + (b + r) * lo, out_i + (b + r) * lo, NULL, P);
             float lse_r = lse[(task / G * H + h) * S + s + r];
