@@ -56,6 +56,7 @@ enum { ROWS = 6, VECTORS = 2 };
 enum { ROWS = 6, VECTORS = 4 };
 #endif
 enum { LINE = 16 /* floats in a cache line */ };
+enum { COPIED_ROWS = 128 };
 enum { QUERIES = 4 * ROWS }; /* rows of attention weights that the backward pass stores per thread and head */
 
 INLINE Vec load(const float *p) { return *(const Unaligned *)p; }
@@ -260,7 +261,7 @@ static void expert_up(const Experts *m, long e, float *gate_up, float *h, float 
   for (long r = 0; r < n; r++)
     for (long f = 0; f < FP; f += W) {
       Vec gate = load(gate_up + r * 2 * FP + f), up = load(gate_up + r * 2 * FP + FP + f);
-      store(h + r * FP + f, gate * sigmoid(gate) * up);
+      store(h + r * (FP + W) + f, gate * sigmoid(gate) * up);
     }
 }
 
@@ -270,7 +271,7 @@ int experts_forward(const float *x, const float *p, const float *w13, const floa
   Experts m = {x, p, w13, w2, order, ends, NULL, NULL, N, K, E, F, D, 0, threads};
   if (prepare(&m)) return OUT_OF_MEMORY;
   long group = threads == 1 ? 1 : E, FP = m.FP, each = D * (2 * FP + W), slice = columns_per_task(&m);
-  float *h = allocate(ends[E - 1] * FP, each, threads), *packed = h + ends[E - 1] * FP;
+  float *h = allocate(ends[E - 1] * (FP + W), each, threads), *packed = h + ends[E - 1] * (FP + W);
   if (!h) return free(m.tokens), OUT_OF_MEMORY;
   memset(y, 0, 4 * N * D);
 #pragma omp parallel num_threads(threads)
@@ -278,12 +279,12 @@ int experts_forward(const float *x, const float *p, const float *w13, const floa
     long start = begin_of(&m, first);
 #pragma omp for schedule(dynamic)
     for (long e = first; e < first + group; e++)
-      expert_up(&m, e, gate_up + begin_of(&m, e) * 2 * FP, h + (begin_of(&m, e) - start) * FP,
+      expert_up(&m, e, gate_up + begin_of(&m, e) * 2 * FP, h + (begin_of(&m, e) - start) * (FP + W),
                 packed + omp_get_thread_num() * each);
 #pragma omp for schedule(static)
     for (long j = 0; j < D; j += slice)
       for (long e = first; e < first + group; e++)
-        product_ahead((Product){matrix(h + (begin_of(&m, e) - start) * FP, FP), matrix(w2 + e * F * D + j, D),
+        product_ahead((Product){matrix(h + (begin_of(&m, e) - start) * (FP + W), FP + W), matrix(w2 + e * F * D + j, D),
                           gathered(y + j, D, m.tokens + begin_of(&m, e)), rows_of(&m, e), smaller(slice, D - j), F, 1,
                           m.p_R + begin_of(&m, e), w13 + 2 * (e + 1) * F * D, e + 1 < E ? 2 * F * D : 0});
   }
@@ -293,16 +294,17 @@ int experts_forward(const float *x, const float *p, const float *w13, const floa
 
 /* The gradients of an expert's weights and of its rows' gate, up and routing weights. With h = silu(gate) * up and
    s = sigmoid(gate): dh = dy W2^T, dp = <h, dh>, dup = p dh silu(gate), dgate = p dh up (s + silu(gate) (1 - s)),
-   dW2 = (p h)^T dy, dW13 = [dgate dup]^T x. `h` receives dh, then p h. */
-static void expert_gradient(const Experts *m, long e, const float *dy, const float *gate_up, float *dgate_up, float *h,
-                            float *packed, float *dp, float *dw13, float *dw2) {
-  long F = m->F, D = m->D, FP = m->FP, n = rows_of(m, e), begin = begin_of(m, e), stride = FP + W;
-  Matrix dy_n = gathered(dy, D, m->tokens + begin), x_n = gathered(m->x, D, m->tokens + begin);
-  if (n) transpose(matrix(m->w2 + e * F * D, D), F, D, packed, stride);
-  product_ahead((Product){dy_n, matrix(packed, stride), matrix(h, FP), n, FP, D, 0, NULL, m->w13 + 2 * e * F * D, 2 * F * D});
+   dW2 = (p h)^T dy, dW13 = [dgate dup]^T x. A row of `rows` receives dgate, dup and p h. */
+static void expert_gradient(const Experts *m, long e, const float *dy, const float *gate_up, float *rows, float *packed,
+                            float *dp, float *dw13, float *dw2) {
+  long F = m->F, D = m->D, FP = m->FP, n = rows_of(m, e), begin = begin_of(m, e), stride = 3 * FP + W;
+  float *h = rows + 2 * FP, *copied = packed + D * (FP + W);
+  if (n) transpose(matrix(m->w2 + e * F * D, D), F, D, packed, FP + W);
+  product_ahead((Product){gathered(dy, D, m->tokens + begin), matrix(packed, FP + W), matrix(h, stride), n, FP, D, 0, NULL,
+                          m->w13 + 2 * e * F * D, 2 * F * D});
   for (long r = 0; r < n; r++) {
     const float *gate_r = gate_up + r * 2 * FP, p = m->p_R[begin + r];
-    float *dgate_r = dgate_up + r * 2 * FP, *h_r = h + r * FP;
+    float *dgate_r = rows + r * stride, *h_r = h + r * stride;
     Vec sum = {0};
     for (long f = 0; f < FP; f += W) {
       Vec gate = load(gate_r + f), up = load(gate_r + FP + f), dh = load(h_r + f);
@@ -315,10 +317,19 @@ static void expert_gradient(const Experts *m, long e, const float *dy, const flo
     }
     dp[m->order[begin + r]] = sum_lanes(sum);
   }
-  transposed_product((Product){matrix(h, FP), dy_n, matrix(dw2 + e * F * D, D), F, D, n});
-  for (int up = 0; up < 2; up++)
-    transposed_product((Product){matrix(dgate_up + up * FP, 2 * FP), x_n, matrix(dw13 + (2 * e + up) * F * D, D), F, D,
-                                 n, 0, NULL, m->w2 + (e + 1) * F * D, up && e + 1 < m->E ? F * D : 0});
+  long blocks = n ? (n + COPIED_ROWS - 1) / COPIED_ROWS : 1, most = n ? (n + blocks - 1) / blocks : 1;
+  for (long r = 0; r == 0 || r < n; r += most) {
+    const int64_t *tokens = m->tokens + begin + r;
+    long count = smaller(most, n - r);
+    for (int x = 0; x < 2; x++) {
+      for (long i = 0; i < count; i++) memcpy(copied + i * (D + W), (x ? m->x : dy) + tokens[i] * D, 4 * D);
+      for (int up = 0; up < (x && F != FP ? 2 : 1); up++)
+        transposed_product((Product){matrix(x ? rows + r * stride + up * FP : h + r * stride, stride), matrix(copied, D + W),
+                                     matrix(x ? dw13 + (2 * e + up) * F * D : dw2 + e * F * D, D),
+                                     x && F == FP ? 2 * F : F, D, count, r > 0, NULL, m->w2 + (e + 1) * F * D,
+                                     x && e + 1 < m->E ? F * D : 0});
+    }
+  }
 }
 
 int experts_backward(const float *dy, const float *x, const float *p, const float *w13, const float *w2,
@@ -326,30 +337,29 @@ int experts_backward(const float *dy, const float *x, const float *p, const floa
                      float *dw13, float *dw2, long N, long K, long E, long F, long D, int threads) {
   Experts m = {x, p, w13, w2, order, ends, NULL, NULL, N, K, E, F, D, 0, threads};
   if (prepare(&m)) return OUT_OF_MEMORY;
-  long group = threads == 1 ? 1 : E, R = ends[E - 1], FP = m.FP, each = D * (FP + W), slice = columns_per_task(&m);
-  float *h = allocate(R * FP * 3, each, threads), *dgate_up = h + R * FP, *packed = dgate_up + R * FP * 2;
-  if (!h) return free(m.tokens), OUT_OF_MEMORY;
+  long group = threads == 1 ? 1 : E, R = ends[E - 1], FP = m.FP, stride = 3 * FP + W, slice = columns_per_task(&m);
+  long each = D * (FP + W) + COPIED_ROWS * (D + W);
+  float *rows = allocate(R * stride, each, threads), *packed = rows + R * stride;
+  if (!rows) return free(m.tokens), OUT_OF_MEMORY;
   memset(dx, 0, 4 * N * D);
   memset(dp, 0, 4 * N * K);
 #pragma omp parallel num_threads(threads)
   for (long first = 0; first < E; first += group) {
     long start = begin_of(&m, first);
 #pragma omp for schedule(dynamic)
-    for (long e = first; e < first + group; e++) {
-      long at = begin_of(&m, e) - start;
-      expert_gradient(&m, e, dy, gate_up + begin_of(&m, e) * 2 * FP, dgate_up + at * 2 * FP, h + at * FP,
+    for (long e = first; e < first + group; e++)
+      expert_gradient(&m, e, dy, gate_up + begin_of(&m, e) * 2 * FP, rows + (begin_of(&m, e) - start) * stride,
                       packed + omp_get_thread_num() * each, dp, dw13, dw2);
-    }
 #pragma omp for schedule(static)
     for (long j = 0; j < D; j += slice) /* dx = dgate Wgate + dup Wup */
       for (long e = first; e < first + group; e++)
         for (int up = 0; up < (F == FP ? 1 : 2); up++) /* without padding, both are one product */
-          product((Product){matrix(dgate_up + (begin_of(&m, e) - start) * 2 * FP + up * FP, 2 * FP),
+          product((Product){matrix(rows + (begin_of(&m, e) - start) * stride + up * FP, stride),
                             matrix(w13 + (2 * e + up) * F * D + j, D),
                             gathered(dx + j, D, m.tokens + begin_of(&m, e)), rows_of(&m, e), smaller(slice, D - j),
                             F == FP ? 2 * F : F, 1});
   }
-  free(h), free(m.tokens);
+  free(rows), free(m.tokens);
   return SUCCESS;
 }
 
