@@ -82,7 +82,7 @@ def describe_objective(module: LitMoE) -> dict[str, dict[str, Any]]:
 
 
 def print_header(spec: RunSpec, run: dict[str, Any]) -> None:
-    """Print and log strategies, expert backend and kernels, and a note if the run is shorter than its warm-up."""
+    """Print and log strategies, expert backend and kernels, and notes on slow precision and short runs."""
     lines = []
     for name, part in run["objective"].items():
         lines.append(f"{name}: {part['formula']}")
@@ -96,6 +96,8 @@ def print_header(spec: RunSpec, run: dict[str, Any]) -> None:
     if choice := run["backend_choice"]:
         lines.append(f"experts: {choice['reason']}")
     lines.append(f"attention and head: {run['kernels_choice']['reason']}")
+    if run["precision"] != "32-true" and run["device"].endswith(" CPU"):
+        lines.append(f"note: on a CPU, trainer.precision={run['precision']} is 1.3 to 1.9 times slower than 32-true")
     warmup_steps, max_steps = spec.config.optim.warmup_steps, spec.config.trainer.max_steps
     if warmup_steps >= max_steps:
         lines.append(
