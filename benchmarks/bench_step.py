@@ -39,7 +39,7 @@ from simbal.training.callbacks import build_callbacks
 from simbal.training.module import LitMoE
 from simbal.training.run import build_trainer
 
-VOCABULARY = {"tiny": 4096, "small": 8192}
+VOCABULARY = {"tiny": 4096, "bench": 4096, "small": 8192}
 BATCHES, WARM_UP = 4, 3  # number of different batches; warm-up rounds
 
 
@@ -96,7 +96,7 @@ def hugging_face(spec: RunSpec, batches: Iterable[Tensor], kind: str, kept: bool
     widths = {
         "vocab_size": spec.config.data.vocab_size, "hidden_size": m.d_model,
         "num_hidden_layers": m.num_layers, "num_attention_heads": m.num_heads,
-        "num_key_value_heads": m.num_heads, "rms_norm_eps": m.norm_eps, "tie_word_embeddings": False,
+        "num_key_value_heads": m.num_heads, "rms_norm_eps": m.norm_eps, "tie_word_embeddings": bool(m.tie_embeddings),
         "use_cache": False, "max_position_embeddings": spec.config.data.seq_len,
     }  # fmt: skip
     if kind == "llama":

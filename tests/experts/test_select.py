@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simbal.errors import UserError
-from simbal.experts import fused, megablocks
+from simbal.experts import fused, megablocks, native
 from simbal.experts.fused import CONFIGS, config_for
 from simbal.experts.select import BACKENDS, Backend, select_backend
 from simbal.training.run import train
@@ -18,6 +18,8 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 FP32, BF16 = torch.float32, torch.bfloat16
 MISSING = {name for name in ("triton", "megablocks", "stk") if importlib.util.find_spec(name) is None}
 needs_megablocks = pytest.mark.skipif(bool(MISSING), reason=f"{MISSING} not installed: make setup-gpu")
+
+needs_compiler = pytest.mark.skipif(bool(native.unsupported(CPU, FP32, 1, 1)), reason="no C compiler")
 
 
 @pytest.fixture
@@ -36,10 +38,17 @@ def installed(monkeypatch):
 
 
 def test_on_a_cpu_auto_takes_the_measured_backend_unless_it_cannot_run():
-    assert select_backend("auto", CPU, FP32, 64, 64).name == "torch"
-    choice = select_backend("auto", CPU, FP32, 30, 64)
+    assert select_backend("auto", CPU, BF16, 64, 64).name == "torch"
+    choice = select_backend("auto", CPU, BF16, 30, 64)
     assert choice.name == "reference"
     assert "torch cannot run here: model.d_model=30" in choice.reason
+
+
+@needs_compiler
+def test_on_a_cpu_auto_takes_native_in_fp32():
+    choice = select_backend("auto", CPU, FP32, 30, 64)
+    assert choice.name == "native"
+    assert "measured" in choice.reason
 
 
 @pytest.mark.parametrize(("d_expert", "reason"), [(768, "measured 1.6 times"), (512, "the default on cuda")])
@@ -57,7 +66,7 @@ def test_a_named_backend_runs_or_is_refused_but_never_replaced(all_run, monkeypa
         select_backend(name, CUDA, BF16, 768, 768)
 
 
-@pytest.mark.parametrize("name", ["torch", "megablocks", "fused"])
+@pytest.mark.parametrize("name", ["torch", "native", "megablocks", "fused"])
 def test_only_reference_supports_biases(name):
     with pytest.raises(UserError, match=f"experts.backend={name} .*model.bias=true.*experts=reference"):
         select_backend(name, CPU, FP32, 64, 64, bias=True)
@@ -141,6 +150,6 @@ def test_a_run_prints_and_records_its_backend_and_the_reason(small_spec, capsys)
     train(spec)
     record = json.loads((spec.path / "record.json").read_text())
     reason = record["backend_choice"]["reason"]
-    assert reason.startswith("auto chose torch: measured")
+    assert reason.startswith("auto chose ")
     assert reason in (spec.path / "train.log").read_text()
     assert reason in capsys.readouterr().out

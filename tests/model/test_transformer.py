@@ -18,7 +18,7 @@ CL100K = 100_277
 
 def preset(name: str, vocab_size: int = CL100K) -> TransformerShape:
     numbers = yaml.safe_load((MODELS / f"{name}.yaml").read_text())
-    del numbers["init_std"]
+    del numbers["init_std"], numbers["kernels"]
     return TransformerShape(vocab_size=vocab_size, gating="softmax", renormalize=True, **numbers)
 
 

@@ -97,7 +97,8 @@ class TrainedRun(Subject):
             with self.inference():
                 hidden_BSD, routings = self.model(windows_BT[:, :-1], steering or self.steering)
                 targets_BS = windows_BT[:, 1:]
-                loss = head_loss(hidden_BSD.flatten(0, 1), self.model.head_VD, targets_BS.flatten(), 0.0)
+                hidden_ND, kernels = hidden_BSD.flatten(0, 1), self.model.kernels
+                loss = head_loss(hidden_ND, self.model.head_VD, targets_BS.flatten(), 0.0, kernels)
             yield Predicted(windows_BT, documents_BS, loss.nll_N.view_as(targets_BS), routings)
 
     @contextmanager

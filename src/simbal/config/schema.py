@@ -56,6 +56,9 @@ class ModelConfig(Group):
     init_std: float = key("standard deviation of the normal initial weights, truncated at 3 standard deviations", gt=0)
     tie_embeddings: bool = key("true: the language-model head shares the embedding's weight")
     bias: bool = key("true: add biases to the experts or the dense feed-forward layer")
+    kernels: Literal["auto", "torch", "native"] = key(
+        "kernels of attention and head: auto, torch or native (C, fp32 on a CPU); they differ in speed only"
+    )
 
     @model_validator(mode="after")
     def check_sizes(self) -> Self:
@@ -89,8 +92,8 @@ class RouterConfig(Group):
 class ExpertsConfig(Group):
     """The implementation that computes the experts."""
 
-    backend: Literal["auto", "reference", "torch", "megablocks", "fused"] = key(
-        "auto, reference, torch, megablocks or fused; backends differ in speed only"
+    backend: Literal["auto", "reference", "torch", "native", "megablocks", "fused"] = key(
+        "auto, reference, torch, native, megablocks or fused; backends differ in speed only"
     )
 
 

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from simbal.model import native
 from simbal.model.matmul import linear
 
 
@@ -23,10 +24,21 @@ class Attention(nn.Module):
     """
 
     def __init__(
-        self, d_model: int, num_heads: int, num_kv_heads: int, head_width: int, qk_norm: str, norm_eps: float
+        self,
+        d_model: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_width: int,
+        qk_norm: str,
+        norm_eps: float,
+        kernels: str = "torch",
     ) -> None:
-        """Create the parameters; `qk_norm` is none, head (over each head's channels) or projection (over all heads)."""
+        """Create the parameters; `qk_norm` is none, head (over each head's channels) or projection (over all heads).
+
+        `kernels=native` uses the kernels in C where they can run: without norms, masks and a cache.
+        """
         super().__init__()
+        self.kernels = kernels
         self.head_width, self.queries_per_key = head_width, num_heads // num_kv_heads
         self.widths = [heads * head_width for heads in (num_heads, num_kv_heads, num_kv_heads)]  # of q, k and v
         self.qkv = nn.Linear(d_model, sum(self.widths), bias=False)
@@ -51,10 +63,15 @@ class Attention(nn.Module):
             visible_B1SS: from `document_mask`, or with `past` from `KeyValueCache.visible`; None: all earlier tokens.
             past: keys and values of earlier tokens; the new tokens are appended to it.
         """
-        norms = (self.q_norm, self.k_norm, None)
+        qkv_BSQ, norms = linear(x_BSD, self.qkv.weight), (self.q_norm, self.k_norm, None)
+        causal = visible_B1SS is None and past is None and self.q_norm is None
+        if self.kernels == "native" and causal and native.can_run(qkv_BSQ):
+            num_heads = self.widths[0] // self.head_width
+            y_BSD = native.attention(qkv_BSQ, rotation_2SP, num_heads, self.head_width)
+            return linear(y_BSD, self.out.weight)
         q_BHSP, k_BGSP, v_BGSP = (
             _normalize(part, norm).unflatten(-1, (-1, self.head_width)).transpose(1, 2)
-            for part, norm in zip(torch.split(linear(x_BSD, self.qkv.weight), self.widths, -1), norms, strict=True)
+            for part, norm in zip(torch.split(qkv_BSQ, self.widths, -1), norms, strict=True)
         )
         q_BHSP, k_BGSP = rotate(q_BHSP, rotation_2SP), rotate(k_BGSP, rotation_2SP)
         if past is not None:

@@ -5,6 +5,7 @@ chunk in the forward pass, as in Liger Kernel (arXiv 2410.10989).
 Shapes: N tokens, V vocabulary, P padded vocabulary, D model width, C rows of one chunk.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,11 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from simbal.model import native
 from simbal.model.matmul import mm
 
 ChunkLoss = tuple[Tensor, Tensor, Tensor | None]  # nll_C, lse_C, gradient of the logits
 
-CHUNK_ELEMENTS = {"cpu": 2**21, "cuda": 2**28}  # logits per chunk: 8 MB of fp32 on a CPU, 512 MB of bf16 on CUDA
+# logits per chunk: 8 MB of fp32 on a CPU (16 MB with the kernels in C, which make fewer passes), 512 MB of bf16 on CUDA
+CHUNK_ELEMENTS = {"cpu": 2**21, "native": 2**22, "cuda": 2**28}
 VOCAB_MULTIPLE = {"cpu": 1, "cuda": 64}  # the vocabulary is padded to this multiple for fast matrix products on CUDA
 
 
@@ -28,16 +31,21 @@ class HeadLoss:
     nll_N: Tensor  # -log p(target)
 
 
-def head_loss(x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, z_coef: float) -> HeadLoss:
+def head_loss(x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, z_coef: float, kernels: str = "torch") -> HeadLoss:
     """Compute the loss of `logits = x W^T`, with matrix products in the compute dtype and the rest in fp32.
+
+    `kernels=native` uses the kernels in C where they can run.
 
     Raises:
         RuntimeError: a target is not in [0, V). On CUDA its loss is NaN instead, to avoid a synchronization.
     """
     device = x_ND.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x_ND.dtype
+    if kernels != "native" or device != "cpu" or dtype != torch.float32:
+        kernels = device
     with torch.autocast(device, enabled=False):
-        outputs = _ChunkedHead.apply(x_ND.to(dtype), weight_VD.to(dtype), targets_N, z_coef, torch.is_grad_enabled())  # type: ignore[no-untyped-call]
+        operands = x_ND.to(dtype), weight_VD.to(dtype), targets_N
+        outputs = _ChunkedHead.apply(*operands, z_coef, CHUNK_LOSS[kernels], torch.is_grad_enabled())  # type: ignore[no-untyped-call]
     return HeadLoss(*outputs)
 
 
@@ -46,17 +54,24 @@ class _ChunkedHead(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, z_coef: float, with_gradient: bool
+        ctx: Any,
+        x_ND: Tensor,
+        weight_VD: Tensor,
+        targets_N: Tensor,
+        z_coef: float,
+        chunk_loss: Callable[..., ChunkLoss],
+        with_gradient: bool,
     ) -> tuple[Tensor, Tensor]:
-        rows = max(1, CHUNK_ELEMENTS[x_ND.device.type] // len(weight_VD))
+        place = "native" if chunk_loss is _chunk_loss_by_native else x_ND.device.type
+        rows = max(1, CHUNK_ELEMENTS[place] // len(weight_VD))
         nll_N, lse_N = (torch.empty_like(targets_N, dtype=torch.float32) for _ in range(2))
         # pad with zero rows, e.g. for the odd V of cl100k_base; the kernel excludes them and gives them the gradient 0
         missing = -len(weight_VD) % VOCAB_MULTIPLE[x_ND.device.type]
         weight_PD = F.pad(weight_VD, (0, 0, 0, missing)) if missing else weight_VD
         if with_gradient:
             dx_ND = torch.empty_like(x_ND)
-            dweight_PD = torch.zeros_like(weight_PD, dtype=torch.float32)
-        chunk_loss = CHUNK_LOSS[x_ND.device.type]
+            empty = torch.empty_like if place == "native" else torch.zeros_like
+            dweight_PD = empty(weight_PD, dtype=torch.float32)
         for begin in range(0, len(x_ND), rows):
             chunk = slice(begin, begin + rows)
             nll_N[chunk], lse_N[chunk], dlogits_CP = chunk_loss(
@@ -66,6 +81,8 @@ class _ChunkedHead(torch.autograd.Function):
                 dx_ND[chunk] = mm(dlogits_CP, weight_PD)
                 if x_ND.is_cuda:  # adds in fp32 without rounding the product, and without a separate pass
                     torch.addmm(dweight_PD, dlogits_CP.T, x_ND[chunk], out_dtype=torch.float32, out=dweight_PD)
+                elif place == "native":
+                    dweight_PD.addmm_(dlogits_CP.T, x_ND[chunk], beta=min(begin, 1))
                 else:
                     dweight_PD += mm(dlogits_CP.T, x_ND[chunk])
         if with_gradient:
@@ -76,11 +93,13 @@ class _ChunkedHead(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dloss: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         dx_ND, dweight_VD = ctx.saved_tensors
-        return _scaled(dx_ND, dloss), _scaled(dweight_VD, dloss), None, None, None
+        return _scaled(dx_ND, dloss), _scaled(dweight_VD, dloss), None, None, None, None
 
 
 def _scaled(gradient: Tensor, dloss: Tensor) -> Tensor:
     """Return gradient * dloss, rounded only once: rounding dloss = 1/3 to bf16 first would add an error of 0.2%."""
+    if not dloss.is_cuda and dloss == 1:  # on CUDA the comparison would synchronize
+        return gradient
     return torch.mul(gradient, dloss[None], out=torch.empty_like(gradient))
 
 
@@ -115,4 +134,13 @@ def _chunk_loss_by_torch(
     return nll_C, lse_C, dlogits_CV.to(product_CV.dtype)
 
 
-CHUNK_LOSS = {"cpu": _chunk_loss_by_torch, "cuda": _chunk_loss_by_kernel}
+def _chunk_loss_by_native(
+    x_CD: Tensor, weight_VD: Tensor, V: int, targets_C: Tensor, z_coef: float, N: int, with_gradient: bool
+) -> ChunkLoss:
+    """Do the same as `_chunk_loss_by_torch` with a kernel in C; the gradient overwrites the logits."""
+    logits_CV = mm(x_CD, weight_VD.T)
+    nll_C, lse_C = native.cross_entropy(logits_CV, targets_C, z_coef, N, with_gradient)
+    return nll_C, lse_C, logits_CV if with_gradient else None
+
+
+CHUNK_LOSS = {"cpu": _chunk_loss_by_torch, "cuda": _chunk_loss_by_kernel, "native": _chunk_loss_by_native}

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from simbal.model.attention import Attention, KeyValueCache, LayerCache, document_mask, rotary_angles
 from simbal.model.moe import FeedForward, MoELayer
+from simbal.model.native import RMSNorm
 from simbal.model.router import Router, Routing, Steering
 
 
@@ -61,13 +62,13 @@ class TransformerShape:
 class Block(nn.Module):
     """A decoder block: x += attention(norm(x)), then x += feed_forward(norm(x))."""
 
-    def __init__(self, shape: TransformerShape, layer: int, backend: str | None) -> None:
+    def __init__(self, shape: TransformerShape, layer: int, backend: str | None, kernels: str) -> None:
         super().__init__()
-        self.attention_norm = nn.RMSNorm(shape.d_model, shape.norm_eps)
+        self.attention_norm = RMSNorm(shape.d_model, shape.norm_eps, kernels)
         self.attention = Attention(
-            shape.d_model, shape.num_heads, shape.kv_heads, shape.head_width, shape.qk_norm, shape.norm_eps
+            shape.d_model, shape.num_heads, shape.kv_heads, shape.head_width, shape.qk_norm, shape.norm_eps, kernels
         )
-        self.feed_forward_norm = nn.RMSNorm(shape.d_model, shape.norm_eps)
+        self.feed_forward_norm = RMSNorm(shape.d_model, shape.norm_eps, kernels)
         self.feed_forward: MoELayer | FeedForward = (
             MoELayer(
                 Router(shape.d_model, shape.num_experts, shape.top_k, shape.gating, shape.renormalize, layer),
@@ -102,7 +103,11 @@ class Transformer(nn.Module):
     """
 
     def __init__(
-        self, shape: TransformerShape, backend: str | None = "reference", activation_checkpointing: bool = False
+        self,
+        shape: TransformerShape,
+        backend: str | None = "reference",
+        activation_checkpointing: bool = False,
+        kernels: str = "torch",
     ) -> None:
         """Create the layers without initializing their weights.
 
@@ -111,12 +116,14 @@ class Transformer(nn.Module):
             backend: name of the expert backend; None for a dense model.
             activation_checkpointing: keep only the input of each block and recompute the rest in the backward pass.
                 Results are bit-identical.
+            kernels: torch or native, for attention and the head.
         """
         super().__init__()
         self.shape, self.backend, self.activation_checkpointing = shape, backend, activation_checkpointing
+        self.kernels = kernels
         self.embedding = nn.Embedding(shape.vocab_size, shape.d_model)
-        self.blocks = nn.ModuleList(Block(shape, layer, backend) for layer in range(shape.num_layers))
-        self.norm = nn.RMSNorm(shape.d_model, shape.norm_eps)
+        self.blocks = nn.ModuleList(Block(shape, layer, backend, kernels) for layer in range(shape.num_layers))
+        self.norm = RMSNorm(shape.d_model, shape.norm_eps, kernels)
         untied = not shape.tie_embeddings
         self.head_VD = nn.Parameter(torch.empty(shape.vocab_size, shape.d_model)) if untied else self.embedding.weight
 

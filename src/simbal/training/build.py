@@ -13,6 +13,7 @@ from simbal.errors import UserError
 from simbal.experts.select import BackendChoice, select_backend
 from simbal.model.init import generator, init_router, initialize
 from simbal.model.moe import MoELayer
+from simbal.model.native import select_kernels
 from simbal.model.transformer import Transformer, TransformerShape
 from simbal.runs.spec import RunSpec
 from simbal.training.failures import out_of_memory_as_user_error
@@ -81,6 +82,11 @@ def choose_backend(spec: RunSpec, device: torch.device, precision: str) -> Backe
     return select_backend(backend, device, PRECISIONS[precision], model.d_model, model.d_expert, model.bias)
 
 
+def choose_kernels(spec: RunSpec, device: torch.device, precision: str) -> BackendChoice:
+    """Return the kernels of attention and head and the reason for them."""
+    return select_kernels(spec.config.model.kernels, device, PRECISIONS[precision], spec.config.trainer.compile)
+
+
 def transformer_shape(spec: RunSpec, end_of_text: int) -> TransformerShape:
     """Return the shape of the model that a config describes; `end_of_text` is the token that ends a document."""
     model, router, data = spec.config.model, spec.config.router, spec.config.data
@@ -122,7 +128,8 @@ def build_module(spec: RunSpec, store: Store, device: torch.device, precision: s
     shape = transformer_shape(spec, store.meta["eot"])
     balancing = build_strategies(spec, shape)
     choice = choose_backend(spec, device, precision)
-    model = Transformer(shape, choice.name if choice else None, trainer.activation_checkpointing)
+    kernels = choose_kernels(spec, device, precision).name
+    model = Transformer(shape, choice.name if choice else None, trainer.activation_checkpointing, kernels)
     router_init = resolve_router_init(spec.config.router.init, balancing)
     initialize(model, spec.config.seed, spec.config.model.init_std, router_init)
     balancing.prepare(model.routers)
@@ -148,7 +155,9 @@ def check_buildable(spec: RunSpec, here: bool) -> None:
     balancing = build_strategies(spec, shape)
     if here:
         device = resolve_device(trainer.accelerator, trainer.devices)
-        choice = choose_backend(spec, device, resolve_precision(trainer.precision, device, trainer.force_precision))
+        precision = resolve_precision(trainer.precision, device, trainer.force_precision)
+        choice = choose_backend(spec, device, precision)
+        choose_kernels(spec, device, precision)
     with torch.device("meta"):
         model = Transformer(shape, choice.name if choice else "reference", trainer.activation_checkpointing)
     router_init = resolve_router_init(spec.config.router.init, balancing)

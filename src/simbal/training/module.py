@@ -108,7 +108,8 @@ class LitMoE(L.LightningModule):
         """Return the language-model loss without auxiliary losses, and every layer's routing."""
         hidden_BSD, routings = self.model(tokens_BS, self.balancing)
         targets_N = targets_BS.flatten()
-        return head_loss(hidden_BSD.flatten(0, 1), self.model.head_VD, targets_N, self.optim.z_loss_coef), routings
+        head = (hidden_BSD.flatten(0, 1), self.model.head_VD, targets_N, self.optim.z_loss_coef, self.model.kernels)
+        return head_loss(*head), routings
 
     def on_train_batch_start(self, batch: Tensor, batch_idx: int) -> None:
         """Before the first of several micro-batches, count the full step if a loss needs it."""
@@ -196,7 +197,8 @@ class LitMoE(L.LightningModule):
         self._grad_norm = full_tensor(norm)
         if (self._grad_norm + loss).isfinite():
             bound = self.optim.grad_clip or float("inf")
-            nn.utils.clip_grads_with_norm_(self.parameters(), bound, norm)
+            if self.optim.grad_clip:
+                nn.utils.clip_grads_with_norm_(self.parameters(), bound, norm)
             self._clipped = (bound / (self._grad_norm + 1e-6)).clamp(max=1)  # same formula as torch
         else:
             self._skip_step(loss)
