@@ -1,17 +1,20 @@
-"""CPU training step, compared with Hugging Face: python -m benchmarks.bench_step [tiny|small ...] [--threads N ...]
+"""CPU training step, compared with Hugging Face: python -m benchmarks.bench_step [MODEL ...] [--threads N ...]
 
 All arms have the same widths, their own fused AdamW, gradient clipping and the same random tokens. Each arm runs in its
-own process. Arms take turns, so that a noisy machine slows all of them. Medians over the rounds of the ratios are
-printed, for the process's CPU time (with one thread the fair measure on a shared machine) and for wall time.
+own process, which reuses the memory of the previous step, as train.py does. Arms take turns, so that a noisy machine
+slows all of them. Medians over the rounds of the ratios to the first arm are printed, for the process's CPU time (with
+one thread the fair measure on a shared machine) and for wall time.
 
-simbal    only the step: forward, loss, backward, clipping, AdamW, schedule, balancing
-trainer   the same through Lightning's Trainer with the callbacks of train.py, without checkpoints and validation
-mixtral   MixtralForCausalLM with the defaults of transformers: attention sdpa, no cache, no auxiliary loss (simbal has
-          one, and a z-loss); `eager`: the loop over experts; `aux`: with its auxiliary loss
-llama     LlamaForCausalLM with a feed-forward layer as wide as K experts together
-kept      reuses the memory of the previous step, as train.py does, to avoid page faults
+torch        our step with the kernels of PyTorch: forward, loss, backward, clipping, AdamW, schedule, balancing
+native       the same with `experts=native model.kernels=native`
+trainer      native, through Lightning's Trainer with the callbacks of train.py, without checkpoints and validation
+mixtral      MixtralForCausalLM with the defaults of transformers: attention sdpa, no cache, no auxiliary loss (ours has
+             one, and a z-loss)
+mixtral aux  the same with its auxiliary loss
+llama        LlamaForCausalLM with a feed-forward layer as wide as K experts together
+freed        mixtral, without reusing the memory of the previous step
 
---profile prints the time of each part of simbal's step.
+--arms chooses arms, --profile prints the time of each part of the native step.
 """
 
 import argparse
@@ -28,10 +31,11 @@ from torch import Tensor
 
 from benchmarks.composing import spec_of
 from benchmarks.step_profile import profile
-from benchmarks.step_table import report
+from benchmarks.step_table import cpu_model, report
 from benchmarks.step_turns import take_turns
 from simbal.cost import parameters
 from simbal.data.store import Store
+from simbal.native.library import vector_width
 from simbal.processes import keep_freed_memory
 from simbal.runs.spec import RunSpec
 from simbal.training.build import build_module
@@ -43,11 +47,12 @@ VOCABULARY = {"tiny": 4096, "bench": 4096, "small": 8192}
 BATCHES, WARM_UP = 4, 3  # number of different batches; warm-up rounds
 
 
-def our_spec(model: str, out: str) -> RunSpec:
+def our_spec(model: str, out: str, kernels: str) -> RunSpec:
     """Return the run of `python train.py model=<model>`, apart from the vocabulary and files."""
     fixed = ("logger=none", "trainer.progress_bar=false", "trainer.accelerator=cpu", "trainer.max_steps=1000000")
     never = ("trainer.ckpt_every=1000000", "trainer.val_every=1000000")
-    return spec_of(f"model={model}", f"data.vocab_size={VOCABULARY[model]}", f"output_dir={out}", *fixed, *never)
+    chosen = (f"model={model}", f"data.vocab_size={VOCABULARY[model]}", f"output_dir={out}")
+    return spec_of(*chosen, f"experts={kernels}", f"model.kernels={kernels}", *fixed, *never)
 
 
 def our_module(spec: RunSpec) -> LitMoE:
@@ -64,7 +69,7 @@ def random_batches(spec: RunSpec) -> Tensor:
 
 
 def bare(spec: RunSpec, batches: Iterable[Tensor]) -> None:
-    """Return simbal's step without Lightning's loop."""
+    """Run our step without Lightning's loop."""
     keep_freed_memory()
     module = our_module(spec)
     configured = module.configure_optimizers()
@@ -79,7 +84,7 @@ def bare(spec: RunSpec, batches: Iterable[Tensor]) -> None:
 
 
 def trained(spec: RunSpec, batches: Iterable[Tensor]) -> None:
-    """Return simbal's step with the Trainer of `train.py`."""
+    """Run our step with the Trainer of `train.py`."""
     keep_freed_memory()
     spec.path.mkdir(parents=True)
     trainer = build_trainer(spec, build_callbacks(spec), "cpu", "32-true")
@@ -88,7 +93,7 @@ def trained(spec: RunSpec, batches: Iterable[Tensor]) -> None:
     trainer.fit(module, train_dataloaders=batches)
 
 
-def hugging_face(spec: RunSpec, batches: Iterable[Tensor], kind: str, kept: bool = False, **extra: Any) -> None:
+def hugging_face(spec: RunSpec, batches: Iterable[Tensor], kind: str, kept: bool = True) -> None:
     """Train a transformers model of the same shape with the same optimizer settings."""
     if kept:
         keep_freed_memory()
@@ -107,7 +112,7 @@ def hugging_face(spec: RunSpec, batches: Iterable[Tensor], kind: str, kept: bool
             "mixtral", **widths, **experts, intermediate_size=m.d_expert, sliding_window=None,
             output_router_logits=kind == "aux",
         )  # fmt: skip
-    model = causal.from_config(config, attn_implementation="sdpa", **extra).float().train()
+    model = causal.from_config(config, attn_implementation="sdpa").float().train()
     if kind != "llama":
         assert sum(p.numel() for p in model.parameters()) == sum(p.numel() for p in our_module(spec).parameters())
     numbers: dict[str, Any] = {"lr": optim.lr, "eps": optim.eps, "weight_decay": optim.weight_decay}
@@ -122,15 +127,14 @@ def hugging_face(spec: RunSpec, batches: Iterable[Tensor], kind: str, kept: bool
         optimizer.zero_grad()
 
 
-ARMS: dict[str, Callable[[RunSpec, Iterable[Tensor]], None]] = {
-    "simbal": bare,
-    "trainer": trained,
-    "mixtral": partial(hugging_face, kind="mixtral"),
-    "mixtral kept": partial(hugging_face, kind="mixtral", kept=True),
-    "mixtral eager": partial(hugging_face, kind="mixtral", experts_implementation="eager"),
-    "mixtral aux": partial(hugging_face, kind="aux"),
-    "llama": partial(hugging_face, kind="llama"),
-    "llama kept": partial(hugging_face, kind="llama", kept=True),
+ARMS: dict[str, tuple[str, Callable[[RunSpec, Iterable[Tensor]], None]]] = {
+    "torch": ("torch", bare),
+    "native": ("native", bare),
+    "trainer": ("native", trained),
+    "mixtral": ("torch", partial(hugging_face, kind="mixtral")),
+    "mixtral aux": ("torch", partial(hugging_face, kind="aux")),
+    "llama": ("torch", partial(hugging_face, kind="llama")),
+    "freed": ("torch", partial(hugging_face, kind="mixtral", kept=False)),
 }
 
 
@@ -140,18 +144,21 @@ def main() -> None:
     parser.add_argument("models", nargs="*", default=[*VOCABULARY])
     parser.add_argument("--threads", type=int, nargs="+", default=[1, torch.get_num_threads()])
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=[*ARMS], metavar="ARM")
     parser.add_argument("--profile", action="store_true")
     options = parser.parse_args()
+    print(f"{cpu_model()}, vectors of {32 * vector_width()} bits")
     for model in options.models:
         for threads in dict.fromkeys(options.threads):
             torch.set_num_threads(threads)
             with tempfile.TemporaryDirectory() as out:
-                spec = our_spec(model, out)
+                specs = {kernels: our_spec(model, out, kernels) for kernels in ("torch", "native")}
+                spec = specs["native"]
                 batches = random_batches(spec)
                 tokens = batches[0, :, :-1].numel()
                 flops = parameters(our_module(spec).model.shape).training_flops(spec.config.data.seq_len, tokens)
                 print(f"\n{model}, {threads} thread{'s' if threads > 1 else ''}")
-                arms = {name: partial(arm, spec) for name, arm in ARMS.items()}
+                arms = {name: partial(ARMS[name][1], specs[ARMS[name][0]]) for name in options.arms}
                 report(take_turns(arms, batches, threads, options.rounds, WARM_UP), flops, tokens)
                 if options.profile:
                     profile(partial(bare, spec), batches)
