@@ -306,12 +306,14 @@ def _signal_group(number: signal.Signals) -> None:
         os.kill(os.getpid(), number)
 
 
-def keep_freed_memory() -> None:
-    """Make glibc keep freed memory for reuse; with another libc, do nothing.
+def tune_memory_allocation() -> None:
+    """Make glibc keep freed memory for reuse, and torch use huge pages; call it before the first large tensor.
 
     glibc returns large blocks to the kernel, which maps and clears their pages again at the next use: 8,600 page faults
-    per step with `model=tiny`, a fifth of the step's time on a virtual machine.
+    per step with `model=tiny`, a fifth of the step's time on a virtual machine. Pages of 2 MiB instead of 4 KiB copied
+    tensors at 12 instead of 1 GB/s on another. With another libc or without huge pages, this changes nothing.
     """
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # torch reads it when it allocates a large tensor
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         for parameter, value in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):
