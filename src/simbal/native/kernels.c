@@ -56,8 +56,9 @@ enum { ROWS = 6, VECTORS = 2 };
 enum { ROWS = 6, VECTORS = 4 };
 #endif
 enum { LINE = 16 /* floats in a cache line */ };
-enum { COPIED_ROWS = 128 };
-enum { QUERIES = 4 * ROWS }; /* rows of attention weights that the backward pass stores per thread and head */
+enum { COPIED_ROWS = 128 }; /* rows per weight gradient: 64 to 256 were equally fast, all at once up to 12% slower */
+/* rows of attention weights that the backward pass stores per thread: 2 to 8 * ROWS were equally fast, ROWS 14% slower */
+enum { QUERIES = 4 * ROWS };
 
 INLINE Vec load(const float *p) { return *(const Unaligned *)p; }
 INLINE void store(float *p, Vec x) { *(Unaligned *)p = x; }
@@ -256,8 +257,8 @@ static void expert_up(const Experts *m, long e, float *gate_up, float *h, float 
   if (!n) return;
   transpose(matrix(w13, D), F, D, packed, stride);
   transpose(matrix(w13 + F * D, D), F, D, packed + FP, stride);
-  product_ahead((Product){gathered(m->x, D, m->tokens + begin_of(m, e)), matrix(packed, stride), matrix(gate_up, 2 * FP), n,
-                    2 * FP, D, 0, NULL, m->w2 + e * F * D, F * D});
+  product_ahead((Product){gathered(m->x, D, m->tokens + begin_of(m, e)), matrix(packed, stride),
+                          matrix(gate_up, 2 * FP), n, 2 * FP, D, 0, NULL, m->w2 + e * F * D, F * D});
   for (long r = 0; r < n; r++)
     for (long f = 0; f < FP; f += W) {
       Vec gate = load(gate_up + r * 2 * FP + f), up = load(gate_up + r * 2 * FP + FP + f);
@@ -300,8 +301,8 @@ static void expert_gradient(const Experts *m, long e, const float *dy, const flo
   long F = m->F, D = m->D, FP = m->FP, n = rows_of(m, e), begin = begin_of(m, e), stride = 3 * FP + W;
   float *h = rows + 2 * FP, *copied = packed + D * (FP + W);
   if (n) transpose(matrix(m->w2 + e * F * D, D), F, D, packed, FP + W);
-  product_ahead((Product){gathered(dy, D, m->tokens + begin), matrix(packed, FP + W), matrix(h, stride), n, FP, D, 0, NULL,
-                          m->w13 + 2 * e * F * D, 2 * F * D});
+  product_ahead((Product){gathered(dy, D, m->tokens + begin), matrix(packed, FP + W), matrix(h, stride), n, FP, D, 0,
+                          NULL, m->w13 + 2 * e * F * D, 2 * F * D});
   for (long r = 0; r < n; r++) {
     const float *gate_r = gate_up + r * 2 * FP, p = m->p_R[begin + r];
     float *dgate_r = rows + r * stride, *h_r = h + r * stride;
@@ -324,7 +325,8 @@ static void expert_gradient(const Experts *m, long e, const float *dy, const flo
     for (int x = 0; x < 2; x++) {
       for (long i = 0; i < count; i++) memcpy(copied + i * (D + W), (x ? m->x : dy) + tokens[i] * D, 4 * D);
       for (int up = 0; up < (x && F != FP ? 2 : 1); up++)
-        transposed_product((Product){matrix(x ? rows + r * stride + up * FP : h + r * stride, stride), matrix(copied, D + W),
+        transposed_product((Product){matrix(x ? rows + r * stride + up * FP : h + r * stride, stride),
+                                     matrix(copied, D + W),
                                      matrix(x ? dw13 + (2 * e + up) * F * D : dw2 + e * F * D, D),
                                      x && F == FP ? 2 * F : F, D, count, r > 0, NULL, m->w2 + (e + 1) * F * D,
                                      x && e + 1 < m->E ? F * D : 0});
@@ -460,7 +462,8 @@ int attention_backward(const float *dout, const float *qkv, const float *rotatio
           long m = smaller(ROWS, queries - b), s = i + b;
           float *wb = w + b * SP, *dsb = ds + b * SP, *qb = q + b * P;
           for (long r = 0; r < m; r++)
-            rotate(qkv + (first + s + r) * ld + h * P, cosine + (s + r) * P, sine + (s + r) * P, P, 1, scale, qb + r * P);
+            rotate(qkv + (first + s + r) * ld + h * P, cosine + (s + r) * P, sine + (s + r) * P, P, 1, scale,
+                   qb + r * P);
           long width = scores_of(qb, matrix(keys, SP), s, m, P, wb, SP);
           product((Product){matrix(dout_i + b * lo, lo), matrix(values, SP), matrix(dsb, SP), m, width, P});
           for (long r = 0; r < m; r++) {
@@ -544,7 +547,8 @@ int norm_forward(const float *x, const float *w, float *y, float *inverse, long 
   return SUCCESS;
 }
 
-/* dx = (w dy - x mean(x w dy) / rms^2) / rms, dw = sum over tokens of dy x / rms; each thread sums a range of channels. */
+/* dx = (w dy - x mean(x w dy) / rms^2) / rms, dw = sum over tokens of dy x / rms; each thread sums a range of channels.
+   */
 int norm_backward(const float *dy, const float *x, const float *w, const float *inverse, float *dx, float *dw, long N,
                   long D, int threads) {
 #pragma omp parallel num_threads(threads)
