@@ -81,8 +81,7 @@ def choices(subject: Subject, tokens: int | None, batch_size: int) -> tuple[Tens
     for batch in subject.track_predictions("route_agreement", batch_size, tokens):
         experts, gaps = [], []
         for layer, routing in enumerate(batch.routings):
-            ids_BS = batch.windows_BT[:, :-1]
-            candidates = Candidates(layer, ids_BS, routing.logits_NE, routing.probs_NE, routing.top_k)
+            candidates = Candidates(layer, batch.windows_BT[:, :-1], routing.logits_NE, routing.probs_NE, routing.top_k)
             gaps.append(margins(steering.choice_scores(candidates), routing.top_k)[0].cpu())
             experts.append(routing.topk_experts_NK.sort(dim=1).values.to(torch.int16).cpu())
         batches.append((torch.stack(experts), torch.stack(gaps)))
