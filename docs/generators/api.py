@@ -8,7 +8,7 @@ from generators.markup import prose, table
 # all modules of a package, or the chosen ones
 PACKAGES: dict[str, tuple[str, ...]] = {
     "balancing": (),
-    "hf": ("attach", "trainer", "describe", "routers", "convert", "export"),
+    "hf": ("attach", "trainer", "describe", "replay", "routers", "convert", "export"),
     "metrics": (),
     "model": ("transformer", "attention", "moe", "router", "head", "init"),
     "experts": ("backends", "select"),

@@ -20,7 +20,7 @@ NAMES = sorted(file.stem for file in (CONF / "analysis").glob("*.yaml"))
 WITHOUT_A_RUN = ("flops", "orthogonalization")
 OF_A_RUN = (
     "quality", "redundancy", "routing", "orthogonality", "dropping", "pruning", "counterfactual", "margin",
-    "coactivation", "ep_load",
+    "route_agreement", "coactivation", "ep_load",
 )  # fmt: skip
 SMALL = {"batch_size": 4, "tokens": 64, "step": 2, "repeats": 2, "resamples": 10, "pairs": 16, "draws": 1}
 FEW = ("analysis.orthogonalization.trials=2", "analysis.orthogonalization.steps=2")

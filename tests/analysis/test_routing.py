@@ -159,5 +159,5 @@ def test_saturation_compares_the_same_windows_even_if_data_seeds_differ(trained)
 )
 def test_a_run_of_another_shape_or_on_other_data_is_rejected(trained, change, difference):
     run, other = trained("balancing=simbal"), trained("balancing=simbal", change)
-    with pytest.raises(UserError, match=f"^analysis.routing.against={other.path} has {difference}.*{run.path} has"):
+    with pytest.raises(UserError, match=f"^against={other.path} has {difference}.*{run.path} has"):
         saturation_of(run, other.path)

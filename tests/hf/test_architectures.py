@@ -49,7 +49,7 @@ def test_the_guide_lists_every_architecture_with_its_exceptions():
         assert rule.gating in rows[name]
         assert ("LossFree" in rows[name]) != rule.samples_in_training
         assert ("exported" in rows[name]) == (name in ours)
-        for analysis in ("counterfactual", "dropping", "margin"):
+        for analysis in ("counterfactual", "dropping", "margin", "route_agreement"):
             assert (f"`{analysis}`" in rows[name]) == (analysis in UNSUITED.get(name, ()))
 
 

@@ -40,12 +40,22 @@ ANALYSES = {
     "pruning": {"tokens": 256, "batch_size": 3, "thresholds": [0, 0.3], **PRUNING},
     "counterfactual": {"tokens": 256, "batch_size": 3, "draws": 2, "resamples": 10, "seed": 0},
     "margin": {"tokens": 256, "batch_size": 3, "quantiles": [0.1, 0.5]},
+    "route_agreement": {
+        "tokens": 256,
+        "batch_size": 3,
+        "against": None,
+        "dtype": None,
+        "backend": None,
+        "other_batch_size": 1,
+    },
     "coactivation": {"tokens": 256, "batch_size": 3},
     "ep_load": {"tokens": 256, "batch_size": 3, "step": 2, "devices": None, "seed": 0},
     "generate": {"prompt": "The", "tokens": 4, "samples": 2, "temperature": 1.0, "top_p": 1.0, "seed": 0},
     "balancing": {},
 }
-UNSUITED = {"phimoe": ("counterfactual", "dropping", "margin")}  # analyses that refuse an architecture
+UNSUITED = {
+    "phimoe": ("counterfactual", "dropping", "margin", "route_agreement")
+}  # analyses that refuse an architecture
 
 
 def measure(asked, *names: str) -> dict[str, dict]:

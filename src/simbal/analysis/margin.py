@@ -15,7 +15,7 @@ from pydantic import Field, PositiveInt
 from torch import Tensor
 
 from simbal.analysis.result import Result, layer_table
-from simbal.analysis.subject import LayerRouter, NotApplicableError, Subject, require_fixed_top_k
+from simbal.analysis.subject import LayerRouter, Subject, require_choice
 from simbal.metrics.routing import chosen_experts
 from simbal.model.router import Candidates, Steering, SteeringWrapper, apply_gating, topk_indices
 
@@ -84,11 +84,7 @@ def margin(
         UserError: the model is dense, the number of experts varies by token, every token gets all experts, or the
             model's rule for choosing experts cannot be recorded.
     """
-    routers = require_fixed_top_k(subject, "margin")
-    if subject.choosable == subject.top_k:
-        raise NotApplicableError(
-            f"analysis=margin needs a choice of experts, but each token of {subject.path} gets all experts"
-        )
+    routers = require_choice(subject, "margin")
     recorder = MarginRecorder(subject.steering, routers)
     for _ in subject.track_predictions("margin", batch_size, tokens, recorder):
         pass

@@ -9,7 +9,6 @@ tokens in a batch, L MoE layers, E experts, K experts per token, D model width.
 from collections.abc import Sequence
 from itertools import repeat
 from math import log
-from pathlib import Path
 from typing import Annotated, Any
 
 import torch
@@ -19,14 +18,13 @@ from torch import Tensor
 
 from simbal.analysis.result import Result, layer_table, numbers_table
 from simbal.analysis.subject import LayerRouter, Subject, require_routers
-from simbal.analysis.trained import TrainedRun, load
+from simbal.analysis.trained import TrainedRun
 from simbal.errors import UserError
 from simbal.metrics import routing as load_metrics
 from simbal.metrics.routing import choice_overlap, full_entropy, mutual_information, sequence_expert_use, topk_entropy
 from simbal.model.init import generator
 from simbal.model.router import Routing
 
-SAME_SHAPE = ("num_layers", "d_model", "num_experts", "top_k")  # keys of `model` that saturation requires to be equal
 PIECES = (128, 512)  # tokens; SEU grows with length, so it is also measured at lengths common to many runs
 SUMMED = ("unique_experts", "dead_experts", "near_dead_experts")  # over layers; all others are means over layers
 LOAD_METRICS = (*SUMMED, "max_vio", "gini", "squared_variation")  # functions of `load_metrics`
@@ -233,18 +231,7 @@ def _load_other(subject: Subject, against: str) -> TrainedRun:
     """Load the run or weights at `against`; `UserError` unless its data and shape match `subject`."""
     if not isinstance(subject, TrainedRun):
         raise UserError(f"analysis.routing.against={against} needs a run, but {subject.path} is not one: remove it")
-    other = load(Path(against), subject.device.type, subject.places)
-
-    def facts(run: TrainedRun) -> dict[str, Any]:
-        shape = {f"model.{key}": getattr(run.spec.config.model, key) for key in SAME_SHAPE}
-        return {"data.seq_len": run.seq_len, **shape, "tokens": run.store.fingerprints["tokens"][:12]}
-
-    theirs = facts(other)
-    for key, value in facts(subject).items():
-        if theirs[key] != value:
-            raise UserError(f"analysis.routing.against={against} has {key}={theirs[key]}, {subject.path} has {value}")
-    other.validation = subject.validation  # the same windows, even if the data.seed of the runs differs
-    return other
+    return subject.variant(against)
 
 
 def _record(totals: RoutingTotals, sample: TokenPairs, routers: Sequence[LayerRouter], bins: int) -> dict[str, Any]:

@@ -109,6 +109,19 @@ class Subject(ABC):
         """Return a context manager that prunes experts and yields the (token, expert) pairs computed by each layer."""
 
     @abstractmethod
+    def variant(self, against: str | None, dtype: str | None = None, backend: str | None = None) -> "Subject":
+        """Load the model again to compare it with itself on the same validation windows.
+
+        Args:
+            against: path of another model to load; None: this one.
+            dtype: float32, bfloat16 or float16; None: the dtype of this model.
+            backend: backend of the experts; None: the default.
+
+        Raises:
+            UserError: the other model cannot be compared, or the dtype or backend is unknown.
+        """
+
+    @abstractmethod
     def tokenizer(self) -> Tokenizer | HubTokenizer:
         """Return the tokenizer; `UserError` if the model reads no text."""
 
@@ -174,5 +187,15 @@ def require_fixed_top_k(subject: Subject, analysis: str) -> Sequence[LayerRouter
     if subject.ragged:
         raise NotApplicableError(
             f"analysis={analysis} needs K experts for every token, but the strategy of {subject.path} varies the number"
+        )
+    return routers
+
+
+def require_choice(subject: Subject, analysis: str) -> Sequence[LayerRouter]:
+    """Return the routers; `NotApplicableError` unless every token chooses K of more experts."""
+    routers = require_fixed_top_k(subject, analysis)
+    if subject.choosable == subject.top_k:
+        raise NotApplicableError(
+            f"analysis={analysis} needs a choice of experts, but each token of {subject.path} gets all experts"
         )
     return routers

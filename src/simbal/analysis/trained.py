@@ -5,6 +5,7 @@ Shapes: B sequences, S sequence length, T = S + 1, N tokens, D model width, V vo
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,6 +18,7 @@ from simbal.analysis.pruning import pruned
 from simbal.analysis.subject import NotApplicableError, Predicted, Pruned, Subject
 from simbal.balancing.bias import BiasController
 from simbal.config.schema import DataConfig, Group
+from simbal.config.values import check_choice
 from simbal.cost import parameters
 from simbal.data.loader import ValidationSplit
 from simbal.data.prepare import prepare
@@ -34,6 +36,8 @@ from simbal.training.module import LitMoE
 
 TEXT_KEY = {"files": "files", "dclm": "location"}  # the key that holds the location of a source's text
 FINAL = "final.ckpt"
+DTYPES = {"float32": "32-true", "bfloat16": "bf16-mixed"}
+SAME_SHAPE = ("num_layers", "d_model", "num_experts", "top_k")  # keys of `model`
 
 
 class DataPlaces(Group):
@@ -122,6 +126,22 @@ class TrainedRun(Subject):
         """Return a context manager that prunes experts and yields the (token, expert) pairs computed by each layer."""
         return pruned(self.model.feed_forwards, pruning)
 
+    def variant(self, against: str | None, dtype: str | None = None, backend: str | None = None) -> "TrainedRun":
+        """Load the run again, or another run or its weights; see `Subject.variant`."""
+        precision = DTYPES[check_choice("dtype", dtype, [*DTYPES])] if dtype else self.precisions["analyzed"]
+        other = load(Path(against or self.path), self.device.type, self.places, precision, backend or "")
+        theirs = other.facts()
+        for key, value in self.facts().items():
+            if theirs[key] != value:
+                raise UserError(f"against={against} has {key}={theirs[key]}, {self.path} has {value}")
+        other.validation = self.validation  # the same windows, even if the data.seed of the runs differs
+        return other
+
+    def facts(self) -> dict[str, Any]:
+        """Return what two runs must share to be compared token by token."""
+        shape = {f"model.{key}": getattr(self.spec.config.model, key) for key in SAME_SHAPE}
+        return {"data.seq_len": self.seq_len, **shape, "tokens": self.store.fingerprints["tokens"][:12]}
+
     def tokenizer(self) -> Tokenizer:
         """Return the tokenizer; `UserError` for a run on data=synthetic."""
         data = self.spec.config.data
@@ -140,16 +160,21 @@ class TrainedRun(Subject):
         return 1 + 2 * expert_weights / parameters(shape).forward_flops(self.seq_len)
 
 
-def load(path: Path, accelerator: str = "auto", places: DataPlaces = NOWHERE) -> TrainedRun:
+def load(
+    path: Path, accelerator: str = "auto", places: DataPlaces = NOWHERE, precision: str = "auto", backend: str = ""
+) -> TrainedRun:
     """Load a finished run. Checkpoints are read as weights only, so nothing in the folder is executed.
 
     Args:
         path: the run's folder, or a file in its folder `checkpoints`.
         accelerator: auto, cpu or cuda.
         places: locations of the data.
+        precision: auto, 32-true or bf16-mixed.
+        backend: backend of the experts; empty: the run's.
 
     Raises:
-        UserError: the run is not finished, its data are missing, or the checkpoint is damaged or from another run.
+        UserError: the run is not finished, its data are missing, the backend cannot run, or the checkpoint is damaged
+            or from another run.
     """
     checkpoint = path / "checkpoints" / FINAL
     if path.suffix == ".ckpt":
@@ -157,9 +182,14 @@ def load(path: Path, accelerator: str = "auto", places: DataPlaces = NOWHERE) ->
     spec, record = read_finished_run(path)
     device = resolve_device(accelerator)
     store = find_store(path, spec.config.data, record["data"]["tokens"], places)
-    module = build_module(spec, store, device, resolve_precision("auto", device))
+    precision = resolve_precision(precision, device, force=True)
+    experts = spec.config.experts.model_copy(update={"backend": backend} if backend else {})
+    built = replace(spec, config=spec.config.model_copy(update={"experts": experts}))
+    module = build_module(built, store, device, precision)
     module.load_state_dict(read_weights(checkpoint, spec.hash))
-    return TrainedRun(path, spec, record, store, module.eval().to(device), places)
+    run = TrainedRun(path, spec, record, store, module.eval().to(device), places)
+    run.precisions["analyzed"] = precision
+    return run
 
 
 def find_store(path: Path, data: DataConfig, tokens: str, places: DataPlaces) -> Store:

@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from simbal.hf.routers import HFRouter, find_routers
 from simbal.training.build import cpu_multiplies_bf16, resolve_device
 
 ADAPTER = "adapter_config.json"  # with this file, transformers applies an adapter without notice
+BACKENDS = ("eager", "batched_mm", "grouped_mm")  # of transformers, for experts
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -168,31 +169,44 @@ class HFRequest:
         Raises:
             UserError: transformers does not know the architecture, weights are missing, or the tokenizer does not fit.
         """
-        from transformers.utils import logging as transformers_logging
-
-        transformers_logging.set_verbosity(logging.CRITICAL)
-        transformers_logging.disable_progress_bar()
-        module = load_module(self.path, getattr(torch, self.compute_dtype), self.device)
-        routers, router_error = find_known_routers(module)
-        embedding_rows = len(module.get_input_embeddings().weight)  # type: ignore[operator]
-        if embedding_rows < self.text.vocab_size:
-            raise UserError(f"{self.path}: {self.text.vocab_size:,} token ids, but only {embedding_rows:,} embeddings")
-        is_quantized = getattr(self.config, "quantization_config", None) is not None
-        parameters = count_parameters(module)
-        inactive = (count_parameters(r.experts) * (1 - r.top_k / len(r.weight_ED)) for r in routers)
+        subject = self._build("eager", self.validation)
+        parameters = count_parameters(subject.model)
+        inactive = (count_parameters(r.experts) * (1 - r.top_k / len(r.weight_ED)) for r in subject.known_routers)
         facts = {
             "source": str(self.hf),
-            "architecture": (self.config.architectures or [type(module).__name__])[0],
+            "architecture": (self.config.architectures or [type(subject.model).__name__])[0],
             "model_type": self.config.model_type,
             "parameters": parameters,
             "active_parameters": parameters - round(sum(inactive)),
             "bytes_known": self.text.knows_bytes,
         }
         write_model(self.results, self.identity | facts)
+        return subject
+
+    def _build(self, backend: str, validation: ValidationSplit) -> HFModel:
+        from transformers.utils import logging as transformers_logging
+
+        transformers_logging.set_verbosity(logging.CRITICAL)
+        transformers_logging.disable_progress_bar()
+        module = load_module(self.path, getattr(torch, self.compute_dtype), self.device, backend)
+        routers, router_error = find_known_routers(module)
+        embedding_rows = len(module.get_input_embeddings().weight)  # type: ignore[operator]
+        if embedding_rows < self.text.vocab_size:
+            raise UserError(f"{self.path}: {self.text.vocab_size:,} token ids, but only {embedding_rows:,} embeddings")
+        is_quantized = getattr(self.config, "quantization_config", None) is not None
         return HFModel(
-            self.path, module, routers, router_error, self.text, self.validation, self.device,
+            self.path, module, routers, router_error, self.text, validation, self.device,
             {"trained": "quantized" if is_quantized else self.stored_dtype, "analyzed": self.compute_dtype},
+            f"transformers, {backend}", self.variant,
         )  # fmt: skip
+
+    def variant(self, against: str | None, dtype: str | None, backend: str | None) -> HFModel:
+        """Load this model again, or the one at `against` with the same tokenizer; see `Subject.variant`."""
+        check_choice("backend", backend or "eager", BACKENDS)
+        other = replace(self, hf=against or self.hf, dtype=dtype or self.compute_dtype)
+        if other.text.table_sha256 != self.text.table_sha256:
+            raise UserError(f"against={against} has a different tokenizer than {self.path}")
+        return other._build(backend or "eager", self.validation)
 
 
 def count_parameters(module: nn.Module) -> int:
@@ -214,7 +228,7 @@ def find_folder(hf: str) -> Path:
         raise UserError(f"hf={hf} is not a local folder and cannot be downloaded: {on_one_line(error)}") from None
 
 
-def load_module(path: Path, dtype: torch.dtype, device: torch.device) -> nn.Module:
+def load_module(path: Path, dtype: torch.dtype, device: torch.device, backend: str = "eager") -> nn.Module:
     """Load a causal language model in evaluation mode.
 
     accelerate offloads weights that do not fit into memory: from the device to the CPU, then to disk.
@@ -238,7 +252,7 @@ def load_module(path: Path, dtype: torch.dtype, device: torch.device) -> nn.Modu
         memory = {place: int(size * MEMORY_FRACTION) for place, size in get_max_memory().items() if place in devices}
         model, loading = library.from_pretrained(
             path, config=config, dtype=dtype, local_files_only=True, trust_remote_code=False, use_safetensors=True,
-            output_loading_info=True, experts_implementation="eager", device_map="auto", offload_folder=disk,
+            output_loading_info=True, experts_implementation=backend, device_map="auto", offload_folder=disk,
             max_memory=memory,
         )  # fmt: skip
     except Exception as error:  # transformers raises errors of many types

@@ -62,6 +62,8 @@ class HFModel(Subject):
         validation: ValidationSplit,
         device: torch.device,
         precisions: dict[str, str],
+        backend: str,
+        load_variant: Callable[[str | None, str | None, str | None], "HFModel"],
     ) -> None:
         """Register hooks on the model.
 
@@ -74,10 +76,12 @@ class HFModel(Subject):
             validation: windows of the validation split.
             device: device of the first layer.
             precisions: dtype of the files (`trained`) and of the computation (`analyzed`).
+            backend: implementation of the experts.
+            load_variant: loads the model for `variant`.
         """
         self.path, self.model, self.text, self.validation, self.device = path, model, text, validation, device
-        self.precisions, self._routers, self._router_error = precisions, routers, router_error
-        self.backend = "transformers, eager"
+        self.precisions, self.known_routers, self._router_error = precisions, routers, router_error
+        self.backend, self._load_variant = backend, load_variant
         self.bytes_of_token_V = torch.from_numpy(text.byte_len.astype("int64")).to(device) if text.knows_bytes else None
         self.groups = routers[0].rule.groups if routers else None
         self.hooks = Hooks(find_backbone(model, routers), routers) if routers else None
@@ -94,7 +98,7 @@ class HFModel(Subject):
         """The router of every MoE layer, first layer first; `UserError` if their rule is unknown."""
         if self._router_error:
             raise self._router_error
-        return self._routers
+        return self.known_routers
 
     def inference(self) -> AbstractContextManager[None]:
         """Return a context manager that disables gradients."""
@@ -168,6 +172,10 @@ class HFModel(Subject):
 
         with wrapped_experts(self.routers, prune):
             yield kept_L
+
+    def variant(self, against: str | None, dtype: str | None = None, backend: str | None = None) -> "HFModel":
+        """Load this model or another one; see `Subject.variant`."""
+        return self._load_variant(against, dtype, backend)
 
     def tokenizer(self) -> HubTokenizer:
         """Return the model's tokenizer."""
