@@ -57,7 +57,7 @@ enum { ROWS = 6, VECTORS = 4 };
 #endif
 enum { LINE = 16 /* floats in a cache line */ };
 enum { COPIED_ROWS = 128 }; /* rows per weight gradient: 64 to 256 were equally fast, all at once up to 12% slower */
-/* rows of attention weights that the backward pass keeps per thread: 2 to 8 * ROWS were equally fast, ROWS 14% slower */
+/* rows of attention weights that the backward pass keeps: 2 to 8 * ROWS were equally fast, ROWS 14% slower */
 enum { QUERIES = 4 * ROWS };
 
 INLINE Vec load(const float *p) { return *(const Unaligned *)p; }
