@@ -25,12 +25,15 @@ def generator(seed: int, stream: str) -> torch.Generator:
 
 @torch.no_grad()
 def initialize(model: Transformer, seed: int, std: float, router_init: str) -> None:
-    """Initialize biases to 0, routers with `init_router`, and matrices with N(0, std^2) truncated at 3 std."""
+    """Initialize biases and token tables to 0, routers with `init_router`, and other matrices with N(0, std^2).
+
+    Matrices are truncated at 3 std.
+    """
     routers = {id(router.weight_ED) for router in model.routers}
     weights, shared = generator(seed, "weights"), generator(seed, "shared experts")
     for name, parameter in model.named_parameters():
         source = shared if "shared" in name.split(".") else weights
-        if name.rpartition(".")[2] in BIASES:
+        if name.rpartition(".")[2] in BIASES or name.endswith("token_table.weight"):
             parameter.zero_()
         elif parameter.ndim > 1 and id(parameter) not in routers:
             nn.init.trunc_normal_(parameter, std=std, a=-3 * std, b=3 * std, generator=source)
