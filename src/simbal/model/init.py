@@ -1,7 +1,7 @@
 """Weight initialization.
 
 Routers and shared experts have their own random generators, so neither a strategy nor the number of shared experts
-changes any other initial weight.
+changes any other initial weight. Token tables start at 0.
 Reference: router initialization: arXiv 2506.14038, section 3.1 (orthogonal for SimBal); the paper does not state the
 other initializations.
 Shapes: E experts, D model width.
@@ -25,10 +25,7 @@ def generator(seed: int, stream: str) -> torch.Generator:
 
 @torch.no_grad()
 def initialize(model: Transformer, seed: int, std: float, router_init: str) -> None:
-    """Initialize biases and token tables to 0, routers with `init_router`, and other matrices with N(0, std^2).
-
-    Matrices are truncated at 3 std.
-    """
+    """Initialize biases to 0, routers with `init_router`, and matrices with N(0, std^2) truncated at 3 std."""
     routers = {id(router.weight_ED) for router in model.routers}
     weights, shared = generator(seed, "weights"), generator(seed, "shared experts")
     for name, parameter in model.named_parameters():
