@@ -60,7 +60,7 @@ class ModelConfig(Group):
         "true: each block adds a learned vector of the token's id, d_model active parameters, to its output"
     )
     kernels: Literal["auto", "torch", "native"] = key(
-        "kernels of attention and head: auto, torch or native (C, fp32 on a CPU); they differ in speed only"
+        "auto, torch or native (C, for fp32 on a CPU): kernels of attention, norms and head"
     )
 
     @model_validator(mode="after")
