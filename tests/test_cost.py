@@ -25,7 +25,8 @@ from simbal.model.transformer import Transformer, TransformerShape
 OPTIONS = st.fixed_dictionaries({
     "num_kv_heads": st.sampled_from([None, 1, 2, 4]), "head_dim": st.sampled_from([None, 6, 80]),
     "qk_norm": st.sampled_from(["none", "head", "projection"]), "tie_embeddings": st.booleans(), "bias": st.booleans(),
-    "num_shared_experts": st.integers(0, 3),
+    "num_shared_experts": st.integers(0, 3), "token_table": st.booleans(),
+    "router_input": st.sampled_from(["hidden", "embedding"]),
 })  # fmt: skip
 
 
@@ -133,6 +134,7 @@ def peak_bytes(shape, step, micro_batches):
         ("tiny", {}, "bf16-mixed"),
         ("tiny", {"num_layers": 2, "d_model": 32, "num_experts": 64, "top_k": 8, "d_expert": 16}, "bf16-true"),
         ("tiny", {"num_shared_experts": 3}, "bf16-mixed"),
+        ("tiny", {"router_input": "embedding", "token_table": True}, "32-true"),
         ("tiny_dense", {}, "bf16-true"),
         ("tiny_dense", {"num_kv_heads": 2, "head_dim": 48}, "bf16-mixed"),
         ("tiny_dense", {"qk_norm": "projection", "num_kv_heads": 1, "tie_embeddings": True}, "32-true"),

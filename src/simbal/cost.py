@@ -14,7 +14,7 @@ from simbal.model.head import CHUNK_ELEMENTS
 from simbal.model.transformer import Transformer, TransformerShape
 
 FP32, INT64 = 4, 8  # bytes
-PARTS = ("embedding", "head", "attention", "ffn", "bias", "router", "norms")
+PARTS = ("embedding", "head", "attention", "ffn", "bias", "router", "norms", "table")
 Precision = Literal["32-true", "bf16-mixed", "bf16-true"]
 
 
@@ -45,21 +45,23 @@ class Parameters:
     norms: int  # (2 L + 1) D; model.qk_norm adds 2 P L (head) or P (H + G) L (projection)
     bias: int  # 0, or (2 F + D) L, times E in a mixture, plus (2 Z F + D) L for shared experts
     bias_active: int  # the same with K instead of E
+    table: int  # 0, or V D L with model.token_table, as many as V / (3 F) experts in each layer
+    table_active: int  # 0, or D L: a token uses one row per layer, by lookup
 
     @property
     def total(self) -> int:
         """All parameters."""
-        return self.embedding + self.head + self.attention + self.ffn + self.router + self.norms + self.bias
+        return sum(getattr(self, part) for part in PARTS)
 
     @property
     def active(self) -> int:
         """Parameters used per token."""
-        return self.total - self.ffn + self.ffn_active - self.bias + self.bias_active
+        return self.total - self.ffn + self.ffn_active - self.bias + self.bias_active - self.table + self.table_active
 
     @property
     def without_embedding(self) -> int:
-        """N of 6 N T: active parameters without the input embedding, unless it is tied to the head."""
-        return self.active - (0 if self.shape.tie_embeddings else self.embedding)
+        """N of 6 N T: active parameters without token tables, and without the input embedding unless it is tied."""
+        return self.active - self.table_active - (0 if self.shape.tie_embeddings else self.embedding)
 
     @property
     def matrices(self) -> int:
@@ -69,7 +71,7 @@ class Parameters:
     @property
     def every_expert(self) -> float:
         """Parameters of a pass through all E experts, as a multiple of N."""
-        return 1 + (self.total - self.active) / self.without_embedding
+        return 1 + (self.ffn - self.ffn_active + self.bias - self.bias_active) / self.without_embedding
 
     def forward_flops(self, seq_len: int) -> int:
         """Return the FLOPs of a forward pass per token: 2 M + 2 L H P (S + 1), where H P = D in the paper's models.
@@ -93,7 +95,8 @@ def parameters(shape: TransformerShape) -> Parameters:
     by_part = {part: count(weights, part) for part in PARTS}
     per_token = weights_of(replace(shape, num_experts=shape.top_k)) if shape.num_experts else weights
     active = {f"{part}_active": count(per_token, part) for part in ("ffn", "bias")}
-    return Parameters(shape, **active, **by_part)
+    table_active = by_part["table"] // shape.vocab_size
+    return Parameters(shape, **active, table_active=table_active, **by_part)
 
 
 def count_parameters(model: Transformer) -> dict[str, int]:
@@ -122,6 +125,8 @@ def weights_of(shape: TransformerShape) -> list[Weights]:
         Weights("attention", L, (D, heads_width(shape))),
         Weights("norms", 2 * L + 1, (D,)),
     ]
+    if shape.token_table:
+        weights.append(Weights("table", L, (V, D)))
     if not shape.tie_embeddings:
         weights.append(Weights("head", 1, (V, D)))
     if shape.qk_norm != "none":
@@ -237,7 +242,8 @@ def activation_bytes(shape: TransformerShape, step: Step) -> int:
         norms      2 (8 N D + 4 N)       input and normalized input in fp32, 1 / rms; less on CUDA
         attention  c N (D + 3 H P + 3 G P) + 4 N H   input, q k v, rotated q and k, output; log-normalizers
         qk_norm    4 N (H + G) P         normalized queries and keys in fp32; in bf16 also their inputs
-        router     16 N E + 13 R         logits, probabilities, sorted experts, weights; in bf16 4 N D for its input
+        router     16 N E + 13 R         logits, probabilities, sorted experts, weights; in bf16 4 N D for its input;
+                   with router_input=embedding 4 N D + 4 N for the normalized embedding
         experts    c (N D + 2 R F) + 16 R    input, gate and up; order and its inverse
         dense      c (N D + 4 N K F)     input, gate, up, silu(gate), their product
         shared     c 4 N Z F             the same without the input
@@ -252,6 +258,7 @@ def activation_bytes(shape: TransformerShape, step: Step) -> int:
         attention += (1 if c == FP32 else 2) * FP32 * N * (H + G) * P
     if E:
         router = 2 * FP32 * N * E + (FP32 + INT64 + 1) * N * K + (0 if c == FP32 else FP32 * N * D)
+        router += 0 if shape.router_input == "hidden" else FP32 * N * (D + 1)
         experts = c * (N * D + 2 * N * K * F) + 2 * INT64 * N * K
         feed_forward = router + experts + 4 * c * N * Z * F
     else:

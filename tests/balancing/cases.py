@@ -34,14 +34,16 @@ def registered(folder: Path = CONF) -> dict[str, dict]:
 
 
 def cases_of(name: str, keys: dict) -> list[Case]:
-    """The strategy under every gating that it supports, and its variants under one gating each, in turn."""
+    """The strategy under every gating that it supports, and its variants under softmax or sigmoid, in turn."""
     cases = conformance.cases_of(name, keys)
     for number, changes in enumerate(VARIANTS.get(name, [])):
         label = ",".join([name, *(f"{key}={value}" for key, value in changes.items())])
-        gatings = conformance.cases_of(label, keys | changes)
+        gatings = conformance.cases_of(label, keys | changes)[:2]
         cases.append(gatings[number % len(gatings)])
     return cases
 
 
-CASES = [case for name, keys in registered().items() for case in cases_of(name, keys)]
+QUICK = ("lbl", "lf")  # also tried with the third gating in the fast suite
+ALL_CASES = [case for name, keys in registered().items() for case in cases_of(name, keys)]
+CASES = [case for case in ALL_CASES if case.gating != "sqrtsoftplus" or case.name in QUICK]
 EVERY_STRATEGY = [conformance.cases_of(name, keys)[0] for name, keys in registered().items()]

@@ -12,7 +12,7 @@ from simbal import conformance
 from simbal.balancing.composition import Composition
 from simbal.conformance import CHECKS, Case, composed_module, state, train
 from tests.balancing import broken
-from tests.balancing.cases import CASES, EVERY_STRATEGY
+from tests.balancing.cases import ALL_CASES, CASES, EVERY_STRATEGY
 
 CAUGHT_BY = {
     broken.Undeclared: conformance.it_declares_properties_formula_and_citation,
@@ -56,7 +56,9 @@ def test_every_broken_strategy_and_every_check_is_tried():
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[] if case in CASES else pytest.mark.slow) for case in ALL_CASES], ids=str
+)
 def test_a_strategy_keeps_what_it_declares(case, check):
     check(case)
 

@@ -2,12 +2,14 @@
 
 import pytest
 import torch
+from transformers import DeepseekV4Config
+from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4TopKRouter
 
 from simbal.balancing import LoadBalancingLoss, LossFree, RouterZLoss, SimBal
 from simbal.errors import UserError
 from simbal.hf import attach
 from simbal.hf.convert import ARCHITECTURES
-from simbal.hf.routers import find_routers
+from simbal.hf.routers import Rule, find_routers, probe
 from tests.hf.architectures import NAMES, RULE, E, K, architecture, batch, biases, host
 from tests.hf.measured import guide
 from tests.hf.test_measured import UNSUITED
@@ -34,6 +36,13 @@ def test_the_rule_of_a_router_is_found_and_decides_as_the_router_does(name):
         torch.zeros(len(logits_NE), E).scatter(1, *pair) for pair in ((chosen_NK, ours_NK), (experts_NK, weights_NK))
     )
     torch.testing.assert_close(ours_NE, theirs_NE, rtol=1e-4, atol=1e-5)
+
+
+def test_the_router_of_deepseek_v4_is_recognized_as_sqrtsoftplus():
+    config = DeepseekV4Config(hidden_size=8, num_local_experts=E, num_experts_per_tok=K, num_hidden_layers=1)
+    router = DeepseekV4TopKRouter(config)
+    found = probe(router, "weight", router.e_score_correction_bias)
+    assert found == (Rule("sqrtsoftplus", renormalize=True, scale=1.5, biased=True), K)
 
 
 def table() -> dict[str, str]:

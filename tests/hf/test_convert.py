@@ -1,6 +1,8 @@
 """Each supported architecture computes and trains as in transformers; other models are refused."""
 
 import json
+import re
+from dataclasses import replace
 from tempfile import TemporaryDirectory
 
 import pytest
@@ -12,8 +14,20 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from simbal import hf
+from simbal.conformance import tiny_model
 from simbal.errors import UserError
-from simbal.hf.convert import ARCHITECTURES, HEAD, LLAMA, MIXTRAL, OLMOE, QWEN3, QWEN3_MOE, Architecture, named_weights
+from simbal.hf.convert import (
+    ARCHITECTURES,
+    HEAD,
+    LLAMA,
+    MIXTRAL,
+    OLMOE,
+    QWEN3,
+    QWEN3_MOE,
+    Architecture,
+    architecture_of,
+    named_weights,
+)
 from simbal.model.head import head_loss
 
 V, S = 32, 16
@@ -156,3 +170,19 @@ def test_bf16_folders_with_several_files_are_loaded(tmp_path):
     assert (tmp_path / "model.safetensors.index.json").exists()
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     torch.testing.assert_close(logits(hf.from_pretrained(tmp_path)), theirs(tokens()).logits, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"gating": "sqrtsoftplus"}, "router.gating=sqrtsoftplus: Mixtral uses softmax gating"),
+        ({"router_scale": 1.5}, "router.scale=1.5: Mixtral does not scale the weights of the chosen experts"),
+        ({"router_input": "embedding"}, "router.input=embedding: routers of Mixtral read hidden states"),
+        ({"token_table": True}, "model.token_table=true: Mixtral has no learned vector per token id and layer"),
+    ],
+)
+def test_export_refuses_a_model_whose_router_or_token_table_no_architecture_has(option, message):
+    shape = tiny_model().shape
+    assert architecture_of(shape) is MIXTRAL
+    with pytest.raises(UserError, match=f"^{re.escape(message)}$"):
+        architecture_of(replace(shape, **option))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from simbal.errors import UserError
 from simbal.model.init import init_router
-from simbal.model.router import Candidates, Groups, Router, Steering, topk_indices
+from simbal.model.router import Candidates, Groups, Router, Routing, Steering, topk_indices
 
 
 def router(gating="softmax", renormalize=True, E=6, K=2, D=8, std=1.0) -> Router:
@@ -36,7 +36,7 @@ class Biased(Steering):
         return candidates.logits_NE + self.bias_E
 
 
-@given(st.sampled_from(["softmax", "sigmoid"]), st.booleans(), st.integers(1, 8), st.data())
+@given(st.sampled_from(["softmax", "sigmoid", "sqrtsoftplus"]), st.booleans(), st.integers(1, 8), st.data())
 def test_choice_is_the_top_k_and_weights_are_its_probabilities(gating, renormalize, num_experts, data):
     top_k = data.draw(st.integers(1, num_experts))
     routing = router(gating, renormalize, num_experts, top_k)(states(), ids(B=2))
@@ -79,6 +79,40 @@ def test_sigmoids_that_underflow_still_give_weights_and_a_distribution():
     assert routing.probs_NE.max() == 0
     assert torch.equal(routing.topk_probs_NK, torch.full((3, 2), 0.5))
     torch.testing.assert_close(routing.distribution_NE, torch.full((3, 6), 1 / 6))
+
+
+def test_sqrtsoftplus_has_the_weights_and_slopes_of_deepseek_v4():
+    logits_NE = torch.tensor([[-2.0, 0, 1, 3]], requires_grad=True)
+    routing = Routing.of_logits(logits_NE, 2, torch.eye(4), gating="sqrtsoftplus", scale=1.5)
+    assert routing.probs_NE[0].tolist() == pytest.approx([0.356270, 0.832555, 1.145976, 1.746020], abs=1e-6)
+    assert routing.topk_experts_NK.tolist() == [[3, 2]]
+    assert routing.topk_probs_NK[0].tolist() == pytest.approx([0.905613, 0.594387], abs=1e-6)
+    assert routing.distribution_NE[0].tolist() == pytest.approx([0.087303, 0.204016, 0.280820, 0.427860], abs=1e-6)
+    (slope_NE,) = torch.autograd.grad(routing.probs_NE.sum(), logits_NE)  # sigmoid(z) / (2 s)
+    assert slope_NE[0].tolist() == pytest.approx([0.167293, 0.300281, 0.318968, 0.272784], abs=1e-6)
+
+
+def test_sqrtsoftplus_has_finite_weights_and_gradients_for_logits_far_below_zero():
+    logits_NE = torch.tensor([[-200.0, -300, -250, -200], [-200, 1, 2, -90]], requires_grad=True)
+    routing = Routing.of_logits(logits_NE, 2, torch.eye(4), gating="sqrtsoftplus")
+    total = (routing.topk_probs_NK + routing.probs_NE[:, :2] + routing.distribution_NE[:, :2]).sum()
+    assert total.isfinite()
+    assert torch.autograd.grad(total, logits_NE)[0].isfinite().all()
+    torch.testing.assert_close(routing.distribution_NE.sum(1), torch.ones(2))
+
+
+@pytest.mark.parametrize("renormalize", [True, False])
+@pytest.mark.parametrize("gating", ["softmax", "sigmoid", "sqrtsoftplus", "relu"])
+def test_the_scale_multiplies_the_weights_of_every_gating_and_changes_nothing_else(gating, renormalize):
+    def route(scale):
+        module = router(gating, renormalize)
+        module.scale = scale
+        return module(states(), ids())
+
+    plain, scaled = route(1.0), route(2.5)
+    assert torch.equal(scaled.topk_probs_NK, 2.5 * plain.topk_probs_NK)
+    for name in ("probs_NE", "distribution_NE", "topk_experts_NK"):
+        assert torch.equal(getattr(scaled, name), getattr(plain, name))
 
 
 def test_routing_stays_fp32_under_bf16_parameters_and_autocast():

@@ -19,7 +19,7 @@ COMMON = (
     "model=tiny", "model.num_layers=2", "model.d_model=32", "model.num_heads=2", "model.num_kv_heads=null",
     "model.head_dim=null", "model.qk_norm=none", "model.d_expert=16", "model.num_experts=8", "model.top_k=2",
     "model.num_shared_experts=0", "model.rope_theta=10000.0", "model.norm_eps=1.0e-5", "model.init_std=0.02",
-    "model.tie_embeddings=false", "model.bias=false",
+    "model.tie_embeddings=false", "model.bias=false", "model.token_table=false",
     "model.kernels=torch", "experts=torch",
     "optim=adamw", "optim.lr=1.0e-2", "optim.weight_decay=0.01", "optim.betas=[0.9,0.95]",
     "optim.eps=1.0e-5", "optim.decay_router=true", "optim.warmup_steps=10", "optim.z_loss_coef=1.0e-5",

@@ -69,5 +69,11 @@ def test_another_definition_of_the_loss_is_no_arm_of_the_paper(write_run, readin
     assert "The paper reports none of these columns for these strategies." in notes(table)
 
 
+@pytest.mark.parametrize("key", [{"router.input": "embedding"}, {"router.scale": 1.5}, {"model.token_table": True}])
+def test_another_router_or_a_token_table_is_no_arm_of_the_paper(write_run, key):
+    table = build("t", collect(write_run("simbal", 0, keys=strategies(simbal=0.1) | key).parent), paper=True)
+    assert "The paper reports none of these columns for these strategies." in notes(table)
+
+
 def test_every_number_of_the_paper_is_one_of_our_metrics():
     assert {quantity for known in PAPER.values() for quantity in known} <= {metric.name for metric in NUMBERS}

@@ -118,6 +118,7 @@ def _parameters_table(counted: Parameters, printed: Printed | None) -> Table:
         "router": (counted.router, counted.router),
         "norms": (counted.norms, counted.norms),
         **({"biases": (counted.bias, counted.bias_active)} if counted.bias else {}),
+        **({"token tables": (counted.table, counted.table_active)} if counted.table else {}),
         "total": (counted.total, counted.active),
     }
     paper = {}

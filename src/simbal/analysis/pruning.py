@@ -205,10 +205,10 @@ def pruned(feed_forwards: Sequence[MoELayer | FeedForward], pruning: Pruned) -> 
     kept_L = [0] * len(layers)
 
     def forward(
-        index: int, x_BSD: Tensor, tokens_BS: Tensor, steering: Steering | None = None
+        index: int, x_BSD: Tensor, tokens_BS: Tensor, steering: Steering | None, router_input_BSD: Tensor
     ) -> tuple[Tensor, Routing]:
         layer, x_ND = layers[index], x_BSD.flatten(0, 1)
-        routing = layer.router(x_ND, tokens_BS, steering)
+        routing = layer.router(router_input_BSD.flatten(0, 1), tokens_BS, steering)
         kept_NK = pruning.kept(routing.topk_probs_NK)
         weights_NK = pruning.weights(routing.topk_probs_NK, kept_NK)
         plan = kept_plan(routing.topk_experts_NK, weights_NK, kept_NK, len(layer.w2_EFD))

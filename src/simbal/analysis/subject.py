@@ -49,7 +49,7 @@ class LayerRouter(Protocol):
 
     @property
     def gating(self) -> str:
-        """The function that maps logits to probabilities: softmax, sigmoid or relu."""
+        """The function that maps logits to probabilities: softmax, sigmoid, sqrtsoftplus or relu."""
 
 
 class Pruned(Protocol):

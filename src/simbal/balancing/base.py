@@ -59,7 +59,7 @@ class Balancing(nn.Module, Steering):
     unit: str = "the formula in one layer"  # the quantity that the effective coefficient multiplies
     over_layers: str | None = None  # sum | mean; None: optim.aux_layer_reduce
     router_init: str = "normal"  # initialization used by router.init=auto
-    gatings: tuple[str, ...] = ("softmax", "sigmoid")  # supported gatings, if the strategy chooses experts
+    gatings: tuple[str, ...] = ("softmax", "sigmoid", "sqrtsoftplus")  # that a strategy that chooses experts supports
     sets_router_weight: bool = False  # sets W outside of the optimizer; at most one strategy can
     needs_lr: bool = False  # `update` uses the learning rate
     needs_experts: bool = False  # the loss depends on the experts' weights, `Routing.experts`

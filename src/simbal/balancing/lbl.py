@@ -53,7 +53,7 @@ class LoadBalancingLoss(Balancing):
             coef: multiplier.
             gates: the quantity averaged in P: dense (equation 3), sparse_raw, sparse_renorm, or layer (the listing).
                 layer equals sparse_renorm or sparse_raw, depending on router.renormalize, but does not normalize
-                sigmoids.
+                sigmoids and includes router.scale.
             scope: group of tokens: sequence (the listing), micro (a micro-batch) or global (f over the full step).
             norm: E, or E/K (OLMoE: uniform routing costs 1 instead of K).
             choice: f counts the unbiased choice by the K largest logits, or the actual, biased choice.

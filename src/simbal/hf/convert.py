@@ -91,6 +91,12 @@ def architecture_of(shape: TransformerShape) -> Architecture:
         raise UserError(f"model.num_shared_experts={shape.num_shared_experts}: {name} has no shared experts")
     if shape.num_experts and shape.gating != "softmax":
         raise UserError(f"router.gating={shape.gating}: {name} uses softmax gating")
+    if shape.num_experts and shape.router_scale != 1:
+        raise UserError(f"router.scale={shape.router_scale}: {name} does not scale the weights of the chosen experts")
+    if shape.num_experts and shape.router_input != "hidden":
+        raise UserError(f"router.input={shape.router_input}: routers of {name} read hidden states")
+    if shape.token_table:
+        raise UserError(f"model.token_table=true: {name} has no learned vector per token id and layer")
     if shape.num_experts and not shape.renormalize and not architecture.any_renormalize:
         raise UserError(f"router.renormalize=false: {name} always renormalizes the weights of the chosen experts")
     if shape.head_width * shape.num_heads != shape.d_model and not architecture.any_head_dim:

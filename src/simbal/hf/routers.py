@@ -38,7 +38,7 @@ class Rule:
     override `candidates`, `scores` and `weights`, and append the class to `RULES`.
     """
 
-    gating: str  # softmax | sigmoid
+    gating: str  # softmax | sigmoid | sqrtsoftplus
     renormalize: bool  # divide the K weights by their sum
     scale: float = 1.0
     groups: Groups | None = None
@@ -65,7 +65,8 @@ class Rule:
         chosen = getattr(module, "topk_group", None)
         if isinstance(count, int) and isinstance(chosen, int) and count > 1:
             groups += [Groups(count, chosen, "best"), Groups(count, chosen, "best two")]
-        for options in product(("softmax", "sigmoid"), (True, False), dict.fromkeys(scales), groups, {biased, False}):
+        gatings = ("softmax", "sigmoid", "sqrtsoftplus")
+        for options in product(gatings, (True, False), dict.fromkeys(scales), groups, {biased, False}):
             yield cls(*options)
 
     def scores(self, probs_NE: Tensor, bias_E: Tensor | None) -> Tensor:
@@ -148,7 +149,7 @@ class HFRouter:
 
     @property
     def gating(self) -> str:
-        """softmax or sigmoid."""
+        """softmax, sigmoid or sqrtsoftplus."""
         return self.rule.gating
 
     def choice_scores(self, candidates: Candidates) -> Tensor:

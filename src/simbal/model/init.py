@@ -1,7 +1,7 @@
 """Weight initialization.
 
 Routers and shared experts have their own random generators, so neither a strategy nor the number of shared experts
-changes any other initial weight.
+changes any other initial weight. Token tables start at 0.
 Reference: router initialization: arXiv 2506.14038, section 3.1 (orthogonal for SimBal); the paper does not state the
 other initializations.
 Shapes: E experts, D model width.
@@ -30,7 +30,7 @@ def initialize(model: Transformer, seed: int, std: float, router_init: str) -> N
     weights, shared = generator(seed, "weights"), generator(seed, "shared experts")
     for name, parameter in model.named_parameters():
         source = shared if "shared" in name.split(".") else weights
-        if name.rpartition(".")[2] in BIASES:
+        if name.rpartition(".")[2] in BIASES or name.endswith("token_table.weight"):
             parameter.zero_()
         elif parameter.ndim > 1 and id(parameter) not in routers:
             nn.init.trunc_normal_(parameter, std=std, a=-3 * std, b=3 * std, generator=source)

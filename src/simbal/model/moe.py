@@ -55,10 +55,16 @@ class MoELayer(nn.Module):
         """The biases of gate and up (E, 2, F) and of down (E, D), or None."""
         return None if self.b13_E2F is None or self.b2_ED is None else (self.b13_E2F, self.b2_ED)
 
-    def forward(self, x_BSD: Tensor, tokens_BS: Tensor, steering: Steering | None = None) -> tuple[Tensor, Routing]:
-        """Return the output, (B, S, D), and the router's decisions."""
+    def forward(
+        self,
+        x_BSD: Tensor,
+        tokens_BS: Tensor,
+        steering: Steering | None = None,
+        router_input_BSD: Tensor | None = None,
+    ) -> tuple[Tensor, Routing]:
+        """Return the output, (B, S, D), and the router's decisions; the router reads `x_BSD` by default."""
         x_ND = x_BSD.flatten(0, 1)
-        routing = self.router(x_ND, tokens_BS, steering)
+        routing = self.router(x_ND if router_input_BSD is None else router_input_BSD.flatten(0, 1), tokens_BS, steering)
         combine = self._ragged if routing.ragged else self._combined
         y_ND = combine(x_ND, routing.topk_experts_NK, routing.topk_probs_NK)
         y_BSD = self.with_shared(y_ND.view_as(x_BSD), x_BSD)

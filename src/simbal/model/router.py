@@ -2,7 +2,8 @@
 
 A choice is ragged if the number of experts per token varies. K is then the desired average, and the tables of chosen
 experts and their weights are (N, E); empty slots hold the index E and the weight 0.
-Reference: arXiv 2506.14038, section 2; Shazeer et al. 2017 (arXiv 1701.06538); relu: arXiv 2412.14711.
+Reference: arXiv 2506.14038, section 2; Shazeer et al. 2017 (arXiv 1701.06538); relu: arXiv 2412.14711; sqrtsoftplus:
+DeepSeek-V4, as implemented in transformers 5.23 and Megatron-LM.
 Shapes: B sequences, S sequence length, N = B*S tokens, D model width, E experts, K experts per token (E in the tables
 of a ragged choice), R = N*K slots, F width of an expert.
 """
@@ -32,7 +33,7 @@ class Routing:
     """Decisions and measurements of one layer's router; choices and counts are int64, the rest at least fp32."""
 
     logits_NE: Tensor
-    probs_NE: Tensor  # logits after the gating: softmax (rows sum to 1), sigmoid or relu (rows do not)
+    probs_NE: Tensor  # logits after the gating; rows sum to 1 under softmax only
     topk_experts_NK: Tensor  # int64; empty slots hold E
     topk_probs_NK: Tensor  # weights of the experts' outputs
     tokens_per_expert_E: Tensor  # sums to N*K unless the choice is ragged
@@ -57,6 +58,7 @@ class Routing:
         choice_scores: Callable[[Tensor, Tensor], Tensor] | None = None,
         ragged: bool = False,
         drops: bool = False,
+        scale: float = 1.0,
     ) -> Self:
         """Return the routing for the logits of any model, in at least fp32.
 
@@ -65,12 +67,13 @@ class Routing:
             top_k: experts per token, K.
             router_weight_ED: the router's weight.
             num_sequences: B.
-            gating: `softmax`, `sigmoid` or `relu`.
+            gating: `softmax`, `sigmoid`, `sqrtsoftplus` or `relu`.
             renormalize: divide the K weights by their sum.
             choice_scores: function from logits and probabilities to the scores, (N, E), to choose by; None: logits.
             ragged: choose all experts with a score above -inf instead of the K largest scores.
             drops: the chosen experts are a subset of the K largest logits, and their weights are computed among
                 all K.
+            scale: multiplier of the weights.
         """
         logits_NE = logits_NE.to(torch.promote_types(logits_NE.dtype, torch.float32))
         probs_NE = apply_gating(logits_NE, gating)
@@ -82,6 +85,8 @@ class Routing:
         weights_NK = topk_weights(logits_NE, probs_NE, weighted_NK, gating, renormalize)
         if weighted_NK is not experts_NK:
             weights_NK = kept_weights(experts_NK, weighted_NK, weights_NK, logits_NE.shape[1])
+        if scale != 1:
+            weights_NK = scale * weights_NK
         return cls(
             logits_NE, probs_NE, experts_NK, weights_NK, counts_E, router_weight_ED, num_sequences, gating,
             scores_NE is not logits_NE, top_k, ragged,
@@ -176,15 +181,26 @@ class SteeringWrapper(Steering):
 class Router(nn.Module):
     """The router of a layer: logits = x W^T; each token goes to the experts with the K largest logits.
 
-    `gating` is softmax (p = softmax(logits)), sigmoid (p = sigmoid(logits)) or relu (p = max(logits, 0)). With
-    `renormalize` the K weights are divided by their sum. All gatings are monotone, so choosing by probabilities or by
-    logits is the same. Ties go to the lowest expert index. A `Steering` may choose by other scores.
+    `gating` is softmax (p = softmax(logits)), sigmoid (p = sigmoid(logits)), sqrtsoftplus (p = sqrt(ln(1 + e^logits)))
+    or relu (p = max(logits, 0)). With `renormalize` the K weights are divided by their sum; then they are multiplied by
+    `scale`. All gatings are monotone, so choosing by probabilities or by logits is the same. Ties go to the lowest
+    expert index. A `Steering` may choose by other scores.
     """
 
-    def __init__(self, d_model: int, num_experts: int, top_k: int, gating: str, renormalize: bool, layer: int) -> None:
+    def __init__(
+        self,
+        d_model: int,
+        num_experts: int,
+        top_k: int,
+        gating: str,
+        renormalize: bool,
+        layer: int,
+        scale: float = 1.0,
+    ) -> None:
         super().__init__()
         self.weight_ED = nn.Parameter(torch.empty(num_experts, d_model))
         self.top_k, self.gating, self.renormalize, self.layer = top_k, gating, renormalize, layer
+        self.scale = scale
         self.keeps_input = False  # whether `Routing.x_ND` holds the input
 
     def forward(self, x_ND: Tensor, tokens_BS: Tensor, steering: Steering | None = None) -> Routing:
@@ -210,6 +226,7 @@ class Router(nn.Module):
             return Routing.of_logits(
                 logits_NE, self.top_k, weight_ED, len(tokens_BS), self.gating, self.renormalize, choice_scores,
                 ragged=steering is not None and steering.ragged, drops=steering is not None and steering.drops,
+                scale=self.scale,
             )  # fmt: skip
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
@@ -224,9 +241,11 @@ def linear_logits(x_ND: Tensor, weight_ED: Tensor, layer: int) -> Tensor:
 
 
 def apply_gating(logits_NE: Tensor, gating: str) -> Tensor:
-    """Return the softmax over the experts, or the elementwise sigmoid or relu, (N, E)."""
+    """Return the softmax over the experts, or the elementwise sigmoid, sqrtsoftplus or relu, (N, E)."""
     if gating == "softmax":
         return logits_NE.softmax(-1)
+    if gating == "sqrtsoftplus":
+        return F.softplus(logits_NE).clamp(min=SMALLEST).sqrt()  # at 0 the square root has an infinite slope
     return logits_NE.relu() if gating == "relu" else logits_NE.sigmoid()
 
 
@@ -238,6 +257,8 @@ def log_scores(logits_NE: Tensor, gating: str) -> Tensor:
     """
     if gating == "softmax":
         return logits_NE
+    if gating == "sqrtsoftplus":
+        return apply_gating(logits_NE, gating).log()
     return logits_NE.clamp(min=SMALLEST).log() if gating == "relu" else F.logsigmoid(logits_NE)
 
 

@@ -47,6 +47,9 @@ class TransformerShape:
     qk_norm: str = "none"  # none | head | projection
     tie_embeddings: bool = False  # the head shares the embedding's weight
     num_shared_experts: int = 0  # used by every token, in addition to the `top_k` chosen experts
+    router_scale: float = 1.0  # multiplier of the weights of the chosen experts
+    router_input: str = "hidden"  # hidden | embedding
+    token_table: bool = False  # a learned vector per token id and block, added to the residual stream
 
     @property
     def kv_heads(self) -> int:
@@ -60,7 +63,11 @@ class TransformerShape:
 
 
 class Block(nn.Module):
-    """A decoder block: x += attention(norm(x)), then x += feed_forward(norm(x))."""
+    """A decoder block: x += attention(norm(x)), then x += feed_forward(norm(x)).
+
+    With a token table, x += table[token id] follows. `router_input=embedding` gives the router norm(embedding) in place
+    of norm(x), with the gain of the same norm.
+    """
 
     def __init__(self, shape: TransformerShape, layer: int, backend: str | None, kernels: str) -> None:
         super().__init__()
@@ -71,12 +78,16 @@ class Block(nn.Module):
         self.feed_forward_norm = RMSNorm(shape.d_model, shape.norm_eps, kernels)
         self.feed_forward: MoELayer | FeedForward = (
             MoELayer(
-                Router(shape.d_model, shape.num_experts, shape.top_k, shape.gating, shape.renormalize, layer),
+                Router(
+                    shape.d_model, shape.num_experts, shape.top_k, shape.gating, shape.renormalize, layer,
+                    shape.router_scale,
+                ),
                 shape.d_model, shape.d_expert, backend, shape.bias, shape.num_shared_experts,
             )
             if shape.num_experts
             else FeedForward(shape.d_model, max(1, shape.top_k) * shape.d_expert, shape.bias)
         )  # fmt: skip
+        self.token_table = nn.Embedding(shape.vocab_size, shape.d_model) if shape.token_table else None
 
     def forward(
         self,
@@ -86,14 +97,21 @@ class Block(nn.Module):
         tokens_BS: Tensor,
         steering: Steering | None,
         past: LayerCache | None,
+        embedding_BSD: Tensor | None = None,
     ) -> tuple[Tensor, Routing | None]:
-        """Return the residual stream after the block, (B, S, D), and the block's routing (None if dense)."""
+        """Return the residual stream after the block, (B, S, D), and the block's routing (None if dense).
+
+        With `embedding_BSD`, the embeddings of the tokens, the router reads them.
+        """
         x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD), rotation_2SP, visible_B1SS, past)
         h_BSD = self.feed_forward_norm(x_BSD)
         if isinstance(self.feed_forward, MoELayer):
-            y_BSD, routing = self.feed_forward(h_BSD, tokens_BS, steering)
-            return x_BSD + y_BSD, routing
-        return x_BSD + self.feed_forward(h_BSD), None
+            read_BSD = h_BSD if embedding_BSD is None else self.feed_forward_norm(embedding_BSD)
+            y_BSD, routing = self.feed_forward(h_BSD, tokens_BS, steering, read_BSD)
+        else:
+            y_BSD, routing = self.feed_forward(h_BSD), None
+        x_BSD = x_BSD + y_BSD
+        return x_BSD if self.token_table is None else x_BSD + self.token_table(tokens_BS), routing
 
 
 class Transformer(nn.Module):
@@ -143,12 +161,13 @@ class Transformer(nn.Module):
         else:
             visible_B1SS = None if document_end is None else document_mask(tokens_BS, document_end)
         x_BSD = self.embedding(tokens_BS)
+        embedding_BSD = x_BSD if self.shape.router_input == "embedding" else None
         routings = []
         recompute = self.activation_checkpointing and torch.is_grad_enabled()
         for layer, block in enumerate(self.blocks):
             run: Callable[..., Any] = partial(checkpoint, block, use_reentrant=False) if recompute else block
             past = None if cache is None else cache.layers[layer]
-            x_BSD, routing = run(x_BSD, rotation_2SP, visible_B1SS, tokens_BS, steering, past)
+            x_BSD, routing = run(x_BSD, rotation_2SP, visible_B1SS, tokens_BS, steering, past, embedding_BSD)
             if routing is not None:
                 routings.append(routing)
         return self.norm(x_BSD), routings

@@ -59,8 +59,8 @@ PAPER: dict[tuple[str, str, tuple[float, ...]], dict[str, Reported]] = {
 def reported(arm: Arm, metrics: Sequence[Metric]) -> dict[str, Reported]:
     """Return the paper's numbers for an arm, by the keys of the metrics.
 
-    Arms are matched by strategies, coefficients and gating, or as a dense model. An arm with a coefficient schedule or
-    a different variant of the loss matches nothing.
+    Arms are matched by strategies, coefficients and gating, or as a dense model. An arm with a coefficient schedule,
+    another variant of the loss, another `router.scale` or `router.input`, or token tables matches nothing.
     """
     config = arm.runs[0].spec.config
     if config.model.num_experts == 0:
@@ -69,6 +69,7 @@ def reported(arm: Arm, metrics: Sequence[Metric]) -> dict[str, Reported]:
         strategies = config.balancing.values()
         coefs = tuple(float(keys["coef"]) for keys in strategies if "coef" in keys)
         same = all(keys.get(key, value) == value for keys in strategies for key, value in READING.items())
+        same &= (config.router.scale, config.router.input, config.model.token_table) == (1, "hidden", False)
         known = PAPER.get((arm.balancing, config.router.gating, coefs), {}) if same else {}
     return {metric.key: known[metric.name] for metric in metrics if metric.name in known}
 

@@ -96,6 +96,8 @@ def transformer_shape(spec: RunSpec, end_of_text: int) -> TransformerShape:
         vocab_size=data.vocab_size,
         gating=router.gating,
         renormalize=router.renormalize,
+        router_scale=router.scale,
+        router_input=router.input,
         document_end=end_of_text if data.document_mask else None,
     )
 
