@@ -56,9 +56,7 @@ class ModelConfig(Group):
     init_std: float = key("standard deviation of the normal initial weights, truncated at 3 standard deviations", gt=0)
     tie_embeddings: bool = key("true: the language-model head shares the embedding's weight")
     bias: bool = key("true: add biases to the experts or the dense feed-forward layer")
-    token_table: bool = key(
-        "true: each block adds a learned vector of the token's id, d_model active parameters, to its output"
-    )
+    token_table: bool = key("true: each block adds a learned vector of the token id, of width d_model")
     kernels: Literal["auto", "torch", "native"] = key(
         "auto, torch or native (C, for fp32 on a CPU): kernels of attention, norms and head"
     )
@@ -84,7 +82,7 @@ class RouterConfig(Group):
     """How the router turns logits into a choice of experts and their weights, and how it is initialized."""
 
     gating: Literal["softmax", "sigmoid", "sqrtsoftplus", "relu"] = key(
-        "softmax, sigmoid or sqrtsoftplus: choose top_k experts; relu: choose every expert with a positive logit"
+        "softmax, sigmoid or sqrtsoftplus: the top_k experts; relu: all experts with a positive logit"
     )
     renormalize: bool = key("true: divide the weights of the chosen experts by their sum")
     scale: float = key("multiplier of the weights of the chosen experts", gt=0)
