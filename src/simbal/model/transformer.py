@@ -47,6 +47,7 @@ class TransformerShape:
     qk_norm: str = "none"  # none | head | projection
     tie_embeddings: bool = False  # the head shares the embedding's weight
     num_shared_experts: int = 0  # used by every token, in addition to the `top_k` chosen experts
+    attention_scale: float | None = None  # factor of q k^T; None: 1 / sqrt(head width)
 
     @property
     def kv_heads(self) -> int:
@@ -66,8 +67,9 @@ class Block(nn.Module):
         super().__init__()
         self.attention_norm = RMSNorm(shape.d_model, shape.norm_eps, kernels)
         self.attention = Attention(
-            shape.d_model, shape.num_heads, shape.kv_heads, shape.head_width, shape.qk_norm, shape.norm_eps, kernels
-        )
+            shape.d_model, shape.num_heads, shape.kv_heads, shape.head_width, shape.qk_norm, shape.norm_eps, kernels,
+            shape.attention_scale,
+        )  # fmt: skip
         self.feed_forward_norm = RMSNorm(shape.d_model, shape.norm_eps, kernels)
         self.feed_forward: MoELayer | FeedForward = (
             MoELayer(
