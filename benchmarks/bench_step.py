@@ -1,9 +1,9 @@
 """CPU training step, compared with Hugging Face: python -m benchmarks.bench_step [MODEL ...] [--threads N ...]
 
 All arms have the same widths, their own fused AdamW, gradient clipping and the same random tokens. Each arm runs in its
-own process, which reuses the memory of the previous step, as train.py does. Arms take turns, so that a noisy machine
-slows all of them. Medians over the rounds of the ratios to the first arm are printed, for the process's CPU time (with
-one thread the fair measure on a shared machine) and for wall time.
+own process, which reuses memory and has huge pages, as in train.py. Arms take turns, so that a noisy machine slows all
+of them. Medians over the rounds of the ratios to the first arm are printed, for the process's CPU time (with one thread
+the fair measure on a shared machine) and for wall time.
 
 torch        our step with the kernels of PyTorch: forward, loss, backward, clipping, AdamW, schedule, balancing
 native       the same with `experts=native model.kernels=native`
@@ -12,7 +12,7 @@ mixtral      MixtralForCausalLM with the defaults of transformers: attention sdp
              one, and a z-loss)
 mixtral aux  the same with its auxiliary loss
 llama        LlamaForCausalLM with a feed-forward layer as wide as K experts together
-freed        mixtral, without reusing the memory of the previous step
+default      mixtral with the memory settings of glibc and torch
 
 --arms chooses arms, --profile prints the time of each part of the native step.
 """
@@ -36,7 +36,7 @@ from benchmarks.step_turns import take_turns
 from simbal.cost import parameters
 from simbal.data.store import Store
 from simbal.native.library import vector_width
-from simbal.processes import keep_freed_memory
+from simbal.processes import tune_memory_allocation
 from simbal.runs.spec import RunSpec
 from simbal.training.build import build_module
 from simbal.training.callbacks import build_callbacks
@@ -70,7 +70,7 @@ def random_batches(spec: RunSpec) -> Tensor:
 
 def bare(spec: RunSpec, batches: Iterable[Tensor]) -> None:
     """Run our step without Lightning's loop."""
-    keep_freed_memory()
+    tune_memory_allocation()
     module = our_module(spec)
     configured = module.configure_optimizers()
     optimizer, scheduler = configured["optimizer"], configured["lr_scheduler"]["scheduler"]
@@ -85,7 +85,7 @@ def bare(spec: RunSpec, batches: Iterable[Tensor]) -> None:
 
 def trained(spec: RunSpec, batches: Iterable[Tensor]) -> None:
     """Run our step with the Trainer of `train.py`."""
-    keep_freed_memory()
+    tune_memory_allocation()
     spec.path.mkdir(parents=True)
     trainer = build_trainer(spec, build_callbacks(spec), "cpu", "32-true")
     trainer.fit_loop.max_epochs = 1  # `batches` is one long epoch
@@ -96,7 +96,7 @@ def trained(spec: RunSpec, batches: Iterable[Tensor]) -> None:
 def hugging_face(spec: RunSpec, batches: Iterable[Tensor], kind: str, kept: bool = True) -> None:
     """Train a transformers model of the same shape with the same optimizer settings."""
     if kept:
-        keep_freed_memory()
+        tune_memory_allocation()
     m, optim, causal = spec.config.model, spec.config.optim, transformers.AutoModelForCausalLM
     widths = {
         "vocab_size": spec.config.data.vocab_size, "hidden_size": m.d_model,
@@ -134,7 +134,7 @@ ARMS: dict[str, tuple[str, Callable[[RunSpec, Iterable[Tensor]], None]]] = {
     "mixtral": ("torch", partial(hugging_face, kind="mixtral")),
     "mixtral aux": ("torch", partial(hugging_face, kind="aux")),
     "llama": ("torch", partial(hugging_face, kind="llama")),
-    "freed": ("torch", partial(hugging_face, kind="mixtral", kept=False)),
+    "default": ("torch", partial(hugging_face, kind="mixtral", kept=False)),
 }
 
 

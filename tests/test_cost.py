@@ -31,7 +31,7 @@ OPTIONS = st.fixed_dictionaries({
 
 def shape_of(preset, **changes):
     numbers = read_option("model", preset)
-    del numbers["init_std"]
+    del numbers["init_std"], numbers["kernels"]
     return TransformerShape(**{"vocab_size": 512, "gating": "softmax", "renormalize": True} | numbers | changes)
 
 

@@ -306,12 +306,14 @@ def _signal_group(number: signal.Signals) -> None:
         os.kill(os.getpid(), number)
 
 
-def keep_freed_memory() -> None:
-    """Make glibc keep freed memory for reuse; with another libc, do nothing.
+def tune_memory_allocation() -> None:
+    """Make glibc keep freed memory for reuse, and torch use huge pages; call it before the first large tensor.
 
     glibc returns large blocks to the kernel, which maps and clears their pages again at the next use: 8,600 page faults
-    per step with `model=tiny`, a fifth of the step's time on a virtual machine.
+    per step with `model=tiny`, a fifth of the step's time on a virtual machine. Huge pages took another 8% off a step
+    with `model=tiny` and 15% with `model=small` on a second one. Where the system lacks either, nothing changes.
     """
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # torch reads it when it allocates the first large tensor
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         for parameter, value in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):

@@ -4,8 +4,10 @@ import shutil
 from functools import partial
 
 import pytest
+import torch
 
 from simbal.config.schema import GROUPS, every_key
+from simbal.native import library
 from simbal.training.build import check_buildable
 from simbal.training.run import train
 from tests.conftest import CONF, composer
@@ -14,7 +16,10 @@ TWO_DEVICES = ["trainer.micro_batch=4"]
 DENSE = ["balancing=none", "model.num_experts=0"]
 OPTIONS = [(group, path.stem) for group in GROUPS for path in sorted((CONF / group).glob("*.yaml"))]
 SLOW = ("ddp", "fsdp", "mlflow", "wandb")  # a process per device; libraries that take seconds to import
-FOR_A_GPU = [("experts", "fused"), ("experts", "megablocks")]  # trained in tests/experts/megablocks_interpreted.py
+# backends of a GPU, trained in tests/experts/megablocks_interpreted.py, and native without a C compiler
+ELSEWHERE = [("experts", "fused"), ("experts", "megablocks")]
+if library.unsupported(torch.device("cpu"), torch.float32):
+    ELSEWHERE.append(("experts", "native"))
 NEEDED = {
     "files": ["data.files=corpus.txt"],
     "tiny_dense": DENSE,
@@ -37,7 +42,7 @@ def test_option_composes_can_be_built_and_describes_itself(small_spec, group, op
     named = {"deepseek_v3": "lf_groups_lbl_sequence"}.get(option, option)  # a list of strategies is named by its parts
     assert spec.choices[group] == named
     assert (CONF / group / f"{option}.yaml").read_text().startswith("# ")
-    check_buildable(spec, here=(group, option) not in FOR_A_GPU)
+    check_buildable(spec, here=(group, option) not in ELSEWHERE)
 
 
 @pytest.mark.parametrize("more", [[], ["model=bench"], ["optim=paper_m", "data=dclm"]])
@@ -53,7 +58,7 @@ def test_debug_trainer_is_short_without_warm_up_and_validates_on_one_sequence(mo
     [
         pytest.param(*pair, marks=[pytest.mark.slow] if pair[1] in SLOW else [])
         for pair in OPTIONS
-        if pair[0] not in ("data", "model", "balancing") and pair not in FOR_A_GPU
+        if pair[0] not in ("data", "model", "balancing") and pair not in ELSEWHERE
     ],
 )
 def test_option_trains(small_spec, group, option):

@@ -48,7 +48,7 @@ def tokens_of(run) -> torch.Tensor:
 @torch.no_grad()
 @pytest.mark.parametrize(("keys", "kind"), [pytest.param(*case, id=",".join(case[0])) for case in RUNS.items()])
 def test_an_export_has_the_runs_logits_in_transformers_and_is_loaded_with_the_same_bits(run_of, target, keys, kind):
-    run = run_of(*keys)
+    run = run_of(*keys, "model.kernels=torch")  # as in the loaded model
     export(str(run.path), str(target), overwrite=False)
     theirs, loading = AutoModelForCausalLM.from_pretrained(target, output_loading_info=True)
     assert (type(theirs).__name__, theirs.dtype) == (kind, torch.float32)

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simbal.errors import UserError
+from simbal.experts.select import select_backend
 from simbal.model.attention import Attention, KeyValueCache, rotary_angles
 from simbal.model.head import head_loss
 from simbal.model.native import attention, select_kernels
@@ -145,3 +146,11 @@ def test_auto_takes_native_in_fp32_on_a_cpu_and_torch_elsewhere():
         with pytest.raises(UserError, match=r"model.kernels=native cannot run here"):
             select_kernels("native", device, dtype, compiled)
     assert select_kernels("torch", CPU, FP32, compiled=False).name == "torch"
+
+
+def test_auto_takes_native_only_with_vectors_that_were_measured(monkeypatch):
+    monkeypatch.setattr(library, "vector_width", lambda: 4)
+    for choice in (select_kernels("auto", CPU, FP32, compiled=False), select_backend("auto", CPU, FP32, 32, 32)):
+        assert choice.name == "torch"
+        assert "native was not measured with vectors of 4 floats" in choice.reason
+    assert select_kernels("native", CPU, FP32, compiled=False).name == "native"

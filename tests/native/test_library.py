@@ -57,11 +57,11 @@ def test_the_error_has_the_compilers_words(empty_cache, compiler):
 
 
 def test_an_unwritable_cache_and_a_damaged_library_are_build_errors(empty_cache, compiler):
+    compiler('for out; do [ "$before" = -o ] && echo damaged > "$out"; before="$out"; done')
     empty_cache.write_text("a file, not a folder")
     with pytest.raises(library.BuildError, match="Not a directory"):
         library.load_library()
     empty_cache.unlink()
-    compiler('for out; do [ "$before" = -o ] && echo damaged > "$out"; before="$out"; done')
     with pytest.raises(library.BuildError, match="cannot be compiled or loaded"):
         library.load_library()
 

@@ -18,7 +18,7 @@ from simbal.analysis.trained import NOWHERE, DataPlaces, find_runs, load
 from simbal.config.signatures import check_arguments
 from simbal.console import console
 from simbal.errors import UserError
-from simbal.processes import keep_freed_memory
+from simbal.processes import tune_memory_allocation
 
 # the parameter that receives the model: `subject` accepts both kinds, `trained` a run, `hf` a Hugging Face model
 MEASURED = (EITHER, TRAINED, HF) = ("subject", "trained", "hf")
@@ -110,7 +110,7 @@ def evaluate(
             be written. With several runs, an analysis skips the runs that it does not apply to.
     """
     if hf is None:
-        keep_freed_memory()
+        tune_memory_allocation()
     elif run is not None:
         raise UserError("run= and hf= cannot be combined: set one of them")
     checked = _check_analyses(analyses, inputs or {})

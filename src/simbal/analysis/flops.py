@@ -99,7 +99,7 @@ def preset_shape(preset: str, vocab_size: int) -> TransformerShape:
 
 def shape_of(model: dict[str, Any], vocab_size: int) -> TransformerShape:
     """Return the shape of a model with these keys of conf/model. Cost does not depend on the gating."""
-    numbers = {key: value for key, value in model.items() if key != "init_std"}
+    numbers = {key: value for key, value in model.items() if key not in ("init_std", "kernels")}
     return TransformerShape(vocab_size=vocab_size, gating="softmax", renormalize=True, **numbers)
 
 

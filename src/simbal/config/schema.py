@@ -57,7 +57,7 @@ class ModelConfig(Group):
     tie_embeddings: bool = key("true: the language-model head shares the embedding's weight")
     bias: bool = key("true: add biases to the experts or the dense feed-forward layer")
     kernels: Literal["auto", "torch", "native"] = key(
-        "kernels of attention and head: auto, torch or native (C, fp32 on a CPU); they differ in speed only"
+        "auto, torch or native (C, for fp32 on a CPU): kernels of attention, norms and head"
     )
 
     @model_validator(mode="after")

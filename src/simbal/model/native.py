@@ -25,10 +25,11 @@ def select_kernels(name: str, device: torch.device, dtype: torch.dtype, compiled
     if name == "torch":
         return BackendChoice("torch", "torch, set by model.kernels")
     reason = "it cannot be combined with trainer.compile=true" if compiled else library.unsupported(device, dtype)
+    reason = reason and f"native cannot run here: {reason}"
     if reason and name == "native":
-        raise UserError(f"model.kernels=native cannot run here: {reason}")
-    if reason:
-        return BackendChoice("torch", f"auto chose torch: native cannot run here: {reason}")
+        raise UserError(f"model.kernels={reason}")
+    if name == "auto" and (reason := reason or library.unmeasured()):
+        return BackendChoice("torch", f"auto chose torch: {reason}")
     return BackendChoice("native", f"native, {'chosen by auto' if name == 'auto' else 'set by model.kernels'}")
 
 

@@ -20,6 +20,7 @@ SOURCE = Path(__file__).with_name("kernels.c")
 FLAGS = ("-O3", "-std=gnu17", "-ffp-contract=fast", "-shared", "-fPIC")
 # tried in this order: Clang on Arm has -mcpu=native instead of -march=native, and Apple's Clang has no OpenMP
 TARGETS = (("-march=native", "-fopenmp"), ("-mcpu=native", "-fopenmp"), ("-march=native",), ("-mcpu=native",), ())
+MEASURED_WIDTH = 8  # floats in a vector of AVX2, the narrowest with which the kernels were compared with torch
 FAILURES = {1: MemoryError("not enough memory for a CPU kernel"), 2: RuntimeError("a target is not in the vocabulary")}
 
 
@@ -36,6 +37,13 @@ def unsupported(device: torch.device, dtype: torch.dtype) -> str | None:
     except BuildError as error:
         return str(error)
     return None
+
+
+def unmeasured() -> str | None:
+    """Return why `auto` does not choose the kernels although they can run here, or None."""
+    if vector_width() >= MEASURED_WIDTH:
+        return None
+    return f"native was not measured with vectors of {vector_width()} floats"
 
 
 def call(function: str, *arguments: Tensor | float) -> None:

@@ -17,7 +17,7 @@ from simbal.data.loader import TokenData
 from simbal.data.prepare import prepare
 from simbal.data.store import Store
 from simbal.distributed import is_rank_zero, on_rank_zero
-from simbal.processes import keep_freed_memory
+from simbal.processes import tune_memory_allocation
 from simbal.runs.atomic import explain_write_errors, remove_partial_files, write_json
 from simbal.runs.folder import DOCUMENTS_FILE, RunFolder
 from simbal.runs.record import digest, now
@@ -68,7 +68,7 @@ def train(spec: RunSpec) -> None:
 
 def train_rank(spec: RunSpec, store: Store) -> None:
     """Train as one rank of the run; rank zero locks the folder, writes and prints."""
-    keep_freed_memory()
+    tune_memory_allocation()
     folder, keys = RunFolder(spec.path), spec.config.trainer
     device = build.resolve_device(keys.accelerator, strategies.devices_per_node(keys.devices))
     precision = build.resolve_precision(keys.precision, device, keys.force_precision)
