@@ -32,7 +32,7 @@ from simbal.training.run import train
 
 WIDTHS, STEPS, BATCH_BS = (64, 128, 256, 512), 5, (8, 32)
 SHAPE = (
-    "data=synthetic", "data.vocab_size=256", "model.num_layers=2", "model.num_heads=2", "model.num_experts=8",
+    "data=synthetic", "data.vocab_size=16", "model.num_layers=2", "model.num_heads=2", "model.num_experts=8",
     "model.top_k=2", "model.kernels=torch", "experts=torch", "balancing=none", "optim.mup_base_width=64",
     "optim.mup_base_head_dim=32", "optim.lr=4e-3", "optim.eps=1e-10", "optim.warmup_steps=0", "optim.schedule=constant",
     "logger=none",
@@ -40,7 +40,7 @@ SHAPE = (
 TRANSFER_WIDTHS, RATES = (64, 128, 256), (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2)
 TRANSFER = (
     "trainer.max_steps=120", "trainer.global_batch=16", "trainer.micro_batch=16", "trainer.val_every=120",
-    "trainer.val_at=none", "trainer.progress_bar=false", "trainer.ckpt_every=1000", "data.seq_len=64",
+    "trainer.val_at=none", "trainer.progress_bar=false", "trainer.ckpt_every=1000", "data.seq_len=64", "data.vocab_size=256",
     "optim.warmup_steps=12", "optim.schedule=cosine",
 )  # fmt: skip
 
