@@ -40,8 +40,8 @@ SHAPE = (
 TRANSFER_WIDTHS, RATES = (64, 128, 256), (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2)
 TRANSFER = (
     "trainer.max_steps=120", "trainer.global_batch=16", "trainer.micro_batch=16", "trainer.val_every=120",
-    "trainer.val_at=none", "trainer.progress_bar=false", "trainer.ckpt_every=1000", "data.seq_len=64", "data.vocab_size=256",
-    "optim.warmup_steps=12", "optim.schedule=cosine",
+    "trainer.val_at=none", "trainer.progress_bar=false", "trainer.ckpt_every=1000", "data.seq_len=64",
+    "data.vocab_size=256", "optim.warmup_steps=12", "optim.schedule=cosine",
 )  # fmt: skip
 
 
