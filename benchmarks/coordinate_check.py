@@ -16,7 +16,7 @@ import math
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
 import torch
@@ -134,8 +134,11 @@ def print_transfer(overrides: Sequence[str]) -> None:
                 for rate in RATES:
                     keys = (*TRANSFER, f"optim.mup={mup}", f"optim.lr={rate}", f"output_dir={folder}")
                     spec = spec_of(*of_width(width, *keys, *overrides))
-                    train(spec)
-                    losses.append(RunFolder(spec.path).read_record()["metrics"]["val/loss"])
+                    with redirect_stdout(sys.stderr):
+                        train(spec)
+                    record = RunFolder(spec.path).read_record()
+                    assert record is not None, "the run has finished"
+                    losses.append(record["metrics"]["val/loss"])
                 print(f"{width:<10}" + "".join(f"{loss:9.4f}" for loss in losses), flush=True)
 
 
