@@ -217,11 +217,11 @@ class OptimConfig(Group):
     momentum: float = key("decay rate of Muon's momentum; AdamW ignores it", ge=0, lt=1)
     muon_router: bool = key("true: with algorithm=muon, Muon updates the router too")
     schedule: Literal["cosine", "linear", "wsd", "constant"] = key(
-        "after the warm-up: cosine (to 0.1 lr), linear (to 0), wsd (constant, then 1 - sqrt to 0) or constant"
+        "after warm-up: cosine (to 0.1 lr), linear (to 0), wsd (constant, then 1 - sqrt to 0), constant"
     )
     warmup_steps: int = key("steps of linear warm-up from 0.1 lr", ge=0)
     decay_fraction: float = key("fraction of all steps in which wsd decays", gt=0, le=1)
-    mup: bool = key("true: scale initialization and learning rates by width (muP), so that lr transfers between widths")
+    mup: bool = key("true: scale initialization and learning rates by width (muP), so that lr transfers")
     mup_base_width: int = key("model.d_model at which mup changes nothing; the width for which lr was tuned", ge=1)
     mup_base_head_dim: int = key("head width at which mup keeps the attention scale", ge=1)
     z_loss_coef: float = key("coefficient of the z-loss of the language-model head", ge=0)
