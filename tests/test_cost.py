@@ -169,3 +169,9 @@ def test_weights_gradients_and_moments_take_16_bytes_per_parameter_or_8_in_bf16(
     for precision, size in {"32-true": 4, "bf16-mixed": 4, "bf16-true": 2}.items():
         memory = device_memory(shape, Step(4, 256, False, precision))
         assert (memory.weights, memory.gradients, memory.moments) == tuple(size * n * 2_892_928 for n in (1, 1, 2))
+
+
+def test_muon_keeps_one_number_per_weight_of_attention_and_experts_and_two_of_all_others():
+    shape = shape_of("tiny", vocab_size=4096)
+    matrices = 4 * (4 * 128 * 128 + 16 * 3 * 64 * 128)
+    assert device_memory(shape, Step(4, 256, False, muon=True)).moments == 4 * (2 * 2_892_928 - matrices)

@@ -28,6 +28,14 @@ OPTIM = OptimConfig(
     z_loss_coef=1e-5,
     grad_clip=1.0,
     aux_layer_reduce="sum",
+    algorithm="adamw",
+    momentum=0.95,
+    muon_router=False,
+    schedule="cosine",
+    decay_fraction=0.2,
+    mup=False,
+    mup_base_width=768,
+    mup_base_head_dim=96,
 )
 
 

@@ -266,6 +266,8 @@ def composed_module(balancing: Composition, gating: str = "softmax") -> LitMoE:
     optim = OptimConfig(
         lr=LR, weight_decay=0.0, betas=[0.9, 0.95], eps=1e-8, decay_router=True, warmup_steps=0, z_loss_coef=0.0,
         grad_clip=0.0, aux_layer_reduce="sum",
+        algorithm="adamw", momentum=0.95, muon_router=False, schedule="cosine", decay_fraction=0.2, mup=False,
+        mup_base_width=128, mup_base_head_dim=32,
     )  # fmt: skip
     return LitMoE(model, balancing, optim, 100, torch.ones(V, dtype=torch.int64))
 

@@ -167,6 +167,7 @@ class Step:
     accumulates: bool  # whether an optimizer step has several micro-batches
     precision: str = "32-true"  # a `Precision`
     device: str = "cpu"  # cpu | cuda
+    muon: bool = False  # optim=muon instead of AdamW
 
     @property
     def tokens(self) -> int:
@@ -190,7 +191,7 @@ class DeviceMemory:
 
     weights: int
     gradients: int
-    moments: int  # AdamW's two per weight
+    moments: int  # see `moments`
     activations: int  # kept by the forward pass of a micro-batch for its backward pass
     working: int  # temporary memory of one layer or the head, whichever needs more
     sharing: int  # buffers of ddp or fsdp
@@ -227,12 +228,18 @@ def device_memory(shape: TransformerShape, step: Step, strategy: str = "one devi
     return DeviceMemory(
         weights=shard,
         gradients=shard,
-        moments=2 * shard,
+        moments=math.ceil(step.stored * moments(shape, step.muon) * shard / full),
         activations=activation_bytes(shape, step),
         working=_working_bytes(shape, step),
         sharing=sharing,
         accumulates=step.accumulates,
     )
+
+
+def moments(shape: TransformerShape, muon: bool) -> int:
+    """Return how many numbers the optimizer keeps: two per weight, but one per weight that Muon updates."""
+    weights = weights_of(shape)
+    return 2 * count(weights) - (count(weights, "attention", "ffn") if muon else 0)
 
 
 def activation_bytes(shape: TransformerShape, step: Step) -> int:

@@ -56,6 +56,11 @@ def test_missing_or_unknown_key_is_named(base_spec):
         ({"balancing.simbal.schedule": [[0, 1], [13, 0]]}, ["balancing.simbal.schedule", "trainer.max_steps=12"]),
         ({"optim.betas": [0.9, 1.0]}, ["optim.betas[1]=1.0", "less than 1"]),
         ({"optim.betas": [0.9]}, ["optim.betas", "2"]),
+        ({"optim.mup": True, "model.tie_embeddings": True}, ["optim.mup=true", "model.tie_embeddings=false"]),
+        (
+            {"optim.algorithm": "muon", "trainer.strategy": "fsdp", "trainer.devices": 2, "trainer.micro_batch": 4},
+            ["optim.algorithm=muon", "trainer=ddp"],
+        ),
         ({"data.source": "web"}, ["data.source=web", "pysource, files, dclm, synthetic"]),
         ({"data.validation_tokens": 3}, ["data.validation_tokens=3", "data.seq_len=16"]),
         ({"data.vocab_size": "???"}, ["data.vocab_size", "data.vocab_size=VALUE"]),

@@ -87,6 +87,8 @@ def test_the_speed_is_tokens_per_second_of_training_steps(small_spec, monkeypatc
 OPTIM = OptimConfig(
     lr=5e-4, weight_decay=0.01, betas=[0.9, 0.95], eps=1e-8, decay_router=False, warmup_steps=2000, z_loss_coef=0,
     grad_clip=0, aux_layer_reduce="sum",
+    algorithm="adamw", momentum=0.95, muon_router=False, schedule="cosine", decay_fraction=0.2, mup=False,
+    mup_base_width=128, mup_base_head_dim=32,
 )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from simbal.config.options import options
 from simbal.config.schema import Group, ModelConfig
 from simbal.config.values import check_integer, divisors
 from simbal.console import new_grid
-from simbal.cost import DeviceMemory, Precision, Step, device_memory, parameters
+from simbal.cost import DeviceMemory, Precision, Step, device_memory, moments, parameters
 from simbal.errors import UserError
 from simbal.model.transformer import TransformerShape
 from simbal.runs.spec import RunSpec
@@ -98,6 +98,7 @@ def plan(
     global_batch: PositiveInt | None,
     micro_batch: PositiveInt | None,
     precision: Precision | None,
+    algorithm: Literal["adamw", "muon"],
     seq_len: PositiveInt | None,
     vocab_size: PositiveInt | None,
     val_every: PositiveInt | None,
@@ -118,6 +119,7 @@ def plan(
         global_batch: sequences per step, over all devices.
         micro_batch: sequences per device at a time.
         precision: training precision.
+        algorithm: optimizer; with Muon, fsdp is not estimated, because it cannot train.
         seq_len: tokens per sequence.
         vocab_size: number of token ids.
         val_every: steps between validations.
@@ -149,8 +151,9 @@ def plan(
     validated = recipe.validated_tokens
     days = (recipe.tokens + validated / 3) / rate / DAY
     cost = 24 * days * gpus * device.price_per_hour
+    muon = algorithm == "muon"
     accumulates = recipe.micro_batch < recipe.global_batch // gpus
-    step = Step(recipe.micro_batch, recipe.seq_len, accumulates, recipe.precision, device.accelerator)
+    step = Step(recipe.micro_batch, recipe.seq_len, accumulates, recipe.precision, device.accelerator, muon)
     metrics = {
         "parameters": counted.total,
         "active": counted.active,
@@ -167,9 +170,9 @@ def plan(
         "sweep_days": days * math.ceil(runs / at_once),
         "sweep_cost": cost * runs,
         "final_bytes": step.stored * counted.total,
-        "checkpoint_bytes": 3 * step.stored * counted.total,
+        "checkpoint_bytes": step.stored * (counted.total + moments(recipe.shape, muon)),
     }
-    strategies = ("ddp", "fsdp") if gpus > 1 else ("one device",)
+    strategies = ("one device",) if gpus == 1 else ("ddp",) if muon else ("ddp", "fsdp")
     memory = {strategy: device_memory(recipe.shape, step, strategy, gpus) for strategy in strategies}
     limit = memory_share * device.memory_bytes
     basis, notes = "given", []

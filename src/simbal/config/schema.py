@@ -205,8 +205,11 @@ class SyntheticConfig(DataConfig):
 
 
 class OptimConfig(Group):
-    """The optimizer, AdamW, and the fixed terms of the objective."""
+    """The optimizer, its schedule and width scaling, and the fixed terms of the objective."""
 
+    algorithm: Literal["adamw", "muon"] = key(
+        "adamw; muon: Muon for the matrices of attention and feed-forwards, AdamW for everything else"
+    )
     lr: float = key("peak learning rate, after the warm-up", ge=0)
     weight_decay: float = key("weight decay of matrices, multiplied by the learning rate", ge=0)
     betas: Annotated[list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)] = key(
@@ -214,7 +217,16 @@ class OptimConfig(Group):
     )
     eps: float = key("epsilon of AdamW", gt=0)
     decay_router: bool = key("true: apply weight decay to the router too")
-    warmup_steps: int = key("steps of linear warm-up; a cosine decay follows", ge=0)
+    momentum: float = key("decay rate of Muon's momentum; AdamW ignores it", ge=0, lt=1)
+    muon_router: bool = key("true: with algorithm=muon, Muon updates the router too")
+    schedule: Literal["cosine", "linear", "wsd", "constant"] = key(
+        "after warm-up: cosine (to 0.1 lr), linear (to 0), wsd (constant, then 1 - sqrt to 0), constant"
+    )
+    warmup_steps: int = key("steps of linear warm-up from 0.1 lr", ge=0)
+    decay_fraction: float = key("fraction of all steps in which wsd decays", gt=0, le=1)
+    mup: bool = key("true: scale initialization and learning rates by width (muP), so that lr transfers")
+    mup_base_width: int = key("model.d_model at which mup changes nothing; the width for which lr was tuned", ge=1)
+    mup_base_head_dim: int = key("head width at which mup keeps the attention scale", ge=1)
     z_loss_coef: float = key("coefficient of the z-loss of the language-model head", ge=0)
     grad_clip: float = key("maximum gradient norm; 0: no clipping", ge=0)
     aux_layer_reduce: Literal["sum", "mean"] = key("reduction of auxiliary losses over layers: sum (paper) or mean")
@@ -349,6 +361,12 @@ class Config(Group):
         experts, d_model = self.model.num_experts, self.model.d_model
         if self.router.init == "orthogonal" and experts > d_model:
             raise UserError(f"router.init=orthogonal needs model.num_experts={experts} <= model.d_model={d_model}")
+        if self.optim.mup and self.model.tie_embeddings:
+            raise UserError(
+                "optim.mup=true needs model.tie_embeddings=false: embedding and head are scaled in different ways"
+            )
+        if self.optim.algorithm == "muon" and self.trainer.strategy == "fsdp" and self.trainer.devices > 1:
+            raise UserError("optim.algorithm=muon needs whole matrices, but trainer=fsdp shards them: use trainer=ddp")
         for name, keys in self.balancing.items():
             Schedule.parse(f"balancing.{name}.schedule", keys.get("schedule"), self.trainer.max_steps)
         return self

@@ -85,6 +85,10 @@ def architecture_of(shape: TransformerShape) -> Architecture:
     name = architecture.name
     if shape.document_end is not None:
         raise UserError(f"data.document_mask=true: attention in {name} is not limited to a document")
+    if shape.attention_scale is not None:
+        raise UserError(
+            f"optim.mup=true with heads of another width than optim.mup_base_head_dim: {name} cannot scale attention"
+        )
     if shape.bias:
         raise UserError(f"model.bias=true: {name} feed-forwards have no bias")
     if shape.num_shared_experts:

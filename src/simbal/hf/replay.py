@@ -203,11 +203,11 @@ class Replayer(Passes):
         rows_N = self.rows_N.to(router.weight_ED.device)
         experts_NK = self.routes.experts[router.layer].to(rows_N.device)[rows_N.clamp(min=0)].long()
         self.choice = FixedChoice(experts_NK, rows_N >= 0, len(router.weight_ED))
-        self.choice.__enter__()
+        self.choice.__enter__()  # type: ignore[no-untyped-call]
 
     def after(self, router: HFRouter, module: nn.Module, args: Any, output: Any) -> None:
         """Release the choice, and check that the experts are the recorded ones."""
-        self.choice.__exit__(None, None, None)
+        self.choice.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         if output is not None and not self.choice.is_followed(output[2].flatten(0, -2)):
             raise UserError(
                 f"{router.name} did not choose the recorded experts: detach strategies that choose experts, and with "

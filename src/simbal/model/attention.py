@@ -18,7 +18,7 @@ from simbal.model.matmul import linear
 
 
 class Attention(nn.Module):
-    """Causal multi-head attention, softmax(q k^T / sqrt(P)) v, without biases.
+    """Causal multi-head attention, softmax(scale q k^T) v, without biases; the scale is 1 / sqrt(P) by default.
 
     Query head h uses key and value head h // (H / G).
     """
@@ -32,13 +32,14 @@ class Attention(nn.Module):
         qk_norm: str,
         norm_eps: float,
         kernels: str = "torch",
+        scale: float | None = None,
     ) -> None:
         """Create the parameters; `qk_norm` is none, head (over each head's channels) or projection (over all heads).
 
-        `kernels=native` uses the kernels in C where they can run: without norms, masks and a cache.
+        `kernels=native` uses the kernels in C where they can run: without norms, masks, a cache and a `scale`.
         """
         super().__init__()
-        self.kernels = kernels
+        self.kernels, self.scale = kernels, scale
         self.head_width, self.queries_per_key = head_width, num_heads // num_kv_heads
         self.widths = [heads * head_width for heads in (num_heads, num_kv_heads, num_kv_heads)]  # of q, k and v
         self.qkv = nn.Linear(d_model, sum(self.widths), bias=False)
@@ -64,7 +65,7 @@ class Attention(nn.Module):
             past: keys and values of earlier tokens; the new tokens are appended to it.
         """
         qkv_BSQ, norms = linear(x_BSD, self.qkv.weight), (self.q_norm, self.k_norm, None)
-        causal = visible_B1SS is None and past is None and self.q_norm is None
+        causal = visible_B1SS is None and past is None and self.q_norm is None and self.scale is None
         if self.kernels == "native" and causal and native.can_run(qkv_BSQ):
             num_heads = self.widths[0] // self.head_width
             y_BSD = native.attention(qkv_BSQ, rotation_2SP, num_heads, self.head_width)
@@ -81,7 +82,9 @@ class Attention(nn.Module):
             part if self.queries_per_key == 1 else part.repeat_interleave(self.queries_per_key, 1)
             for part in (k_BGSP, v_BGSP)
         )
-        y_BHSP = F.scaled_dot_product_attention(q_BHSP, k_BHSP, v_BHSP, visible_B1SS, is_causal=visible_B1SS is None)
+        y_BHSP = F.scaled_dot_product_attention(
+            q_BHSP, k_BHSP, v_BHSP, visible_B1SS, is_causal=visible_B1SS is None, scale=self.scale
+        )
         return linear(y_BHSP.transpose(1, 2).flatten(-2), self.out.weight)
 
 

@@ -24,8 +24,14 @@ def generator(seed: int, stream: str) -> torch.Generator:
 
 
 @torch.no_grad()
-def initialize(model: Transformer, seed: int, std: float, router_init: str) -> None:
-    """Initialize biases to 0, routers with `init_router`, and matrices with N(0, std^2) truncated at 3 std."""
+def initialize(model: Transformer, seed: int, std: float, router_init: str, width_ratio: float = 1.0) -> None:
+    """Initialize biases to 0, routers with `init_router`, and matrices with N(0, std^2) truncated at 3 std.
+
+    `width_ratio` is the base width divided by the model's width (muP; Yang et al. 2022, arXiv 2203.03466, table 3). The
+    embedding keeps std. Hidden matrices have std * width_ratio^(1/2). The head has std * width_ratio, and so has a
+    router with `router_init=normal`, because both map to a fixed number of logits.
+    """
+    head = None if model.shape.tie_embeddings else model.head_VD
     routers = {id(router.weight_ED) for router in model.routers}
     weights, shared = generator(seed, "weights"), generator(seed, "shared experts")
     for name, parameter in model.named_parameters():
@@ -33,10 +39,12 @@ def initialize(model: Transformer, seed: int, std: float, router_init: str) -> N
         if name.rpartition(".")[2] in BIASES or name.endswith("token_table.weight"):
             parameter.zero_()
         elif parameter.ndim > 1 and id(parameter) not in routers:
-            nn.init.trunc_normal_(parameter, std=std, a=-3 * std, b=3 * std, generator=source)
+            power = 0.0 if parameter is model.embedding.weight else 1.0 if parameter is head else 0.5
+            spread = std * width_ratio**power
+            nn.init.trunc_normal_(parameter, std=spread, a=-3 * spread, b=3 * spread, generator=source)
     router_weights = generator(seed, "router")
     for router in model.routers:
-        init_router(router.weight_ED, router_init, std, router_weights)
+        init_router(router.weight_ED, router_init, std * width_ratio, router_weights)
 
 
 @torch.no_grad()

@@ -50,6 +50,7 @@ class TransformerShape:
     router_scale: float = 1.0  # multiplier of the weights of the chosen experts
     router_input: str = "hidden"  # hidden | embedding
     token_table: bool = False  # a learned vector per token id and block, added to the residual stream
+    attention_scale: float | None = None  # factor of q k^T; None: 1 / sqrt(head width)
 
     @property
     def kv_heads(self) -> int:
@@ -73,8 +74,9 @@ class Block(nn.Module):
         super().__init__()
         self.attention_norm = RMSNorm(shape.d_model, shape.norm_eps, kernels)
         self.attention = Attention(
-            shape.d_model, shape.num_heads, shape.kv_heads, shape.head_width, shape.qk_norm, shape.norm_eps, kernels
-        )
+            shape.d_model, shape.num_heads, shape.kv_heads, shape.head_width, shape.qk_norm, shape.norm_eps, kernels,
+            shape.attention_scale,
+        )  # fmt: skip
         self.feed_forward_norm = RMSNorm(shape.d_model, shape.norm_eps, kernels)
         self.feed_forward: MoELayer | FeedForward = (
             MoELayer(

@@ -1,6 +1,7 @@
 """Build the objects of a run from its config: device, precision, expert backend, module and data."""
 
-from dataclasses import fields
+import math
+from dataclasses import fields, replace
 from pathlib import Path
 
 import torch
@@ -18,6 +19,7 @@ from simbal.model.transformer import Transformer, TransformerShape
 from simbal.runs.spec import RunSpec
 from simbal.training.failures import out_of_memory_as_user_error
 from simbal.training.module import LitMoE
+from simbal.training.optimizer import mup_width_ratio
 
 CPU_FLAGS = Path("/proc/cpuinfo")
 BF16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # bf16 is the name on Arm
@@ -91,7 +93,7 @@ def transformer_shape(spec: RunSpec, end_of_text: int) -> TransformerShape:
     """Return the shape of the model that a config describes; `end_of_text` is the token that ends a document."""
     model, router, data = spec.config.model, spec.config.router, spec.config.data
     same_names = {field.name for field in fields(TransformerShape)} & {*type(model).model_fields}
-    return TransformerShape(
+    shape = TransformerShape(
         **{name: getattr(model, name) for name in same_names},
         vocab_size=data.vocab_size,
         gating=router.gating,
@@ -100,6 +102,10 @@ def transformer_shape(spec: RunSpec, end_of_text: int) -> TransformerShape:
         router_input=router.input,
         document_end=end_of_text if data.document_mask else None,
     )
+    base = spec.config.optim.mup_base_head_dim
+    if not spec.config.optim.mup or shape.head_width == base:
+        return shape
+    return replace(shape, attention_scale=math.sqrt(base) / shape.head_width)
 
 
 def build_strategies(spec: RunSpec, shape: TransformerShape) -> Composition:
@@ -133,7 +139,8 @@ def build_module(spec: RunSpec, store: Store, device: torch.device, precision: s
     kernels = choose_kernels(spec, device, precision).name
     model = Transformer(shape, choice.name if choice else None, trainer.activation_checkpointing, kernels)
     router_init = resolve_router_init(spec.config.router.init, balancing)
-    initialize(model, spec.config.seed, spec.config.model.init_std, router_init)
+    width_ratio = mup_width_ratio(spec.config.optim, shape.d_model)
+    initialize(model, spec.config.seed, spec.config.model.init_std, router_init, width_ratio)
     balancing.prepare(model.routers)
     if trainer.compile:
         compile_blocks(model)

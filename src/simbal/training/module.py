@@ -57,7 +57,7 @@ class LitMoE(L.LightningModule):
        Lightning computes and accumulates the gradient.
     3. `optimizer_step`, once. Lightning runs the last micro-batch's `training_step` inside it. Then
        a. `configure_gradient_clipping` clips the gradient; if it is not finite, the step is skipped or the run ends;
-       b. AdamW updates the weights;
+       b. the optimizer updates the weights;
        c. `finish_step` updates the strategies with the step's counts. `step_result` holds the measurements until the
           next micro-batch, for callbacks that run in `on_train_batch_end`.
     4. The scheduler from `configure_optimizers` updates the learning rate.
@@ -211,7 +211,7 @@ class LitMoE(L.LightningModule):
             statistics = layer_statistics(self.model, None if counts_LE is None else sum_over_ranks(counts_LE))
             raise DivergedError(nonfinite, self.global_step + 1, statistics)
         self.skipped_steps += 1
-        self.zero_grad()  # AdamW does not update parameters without a gradient
+        self.zero_grad()  # optimizers do not update parameters without a gradient
         self.balancing_step = StepInProgress(self.balancing)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
