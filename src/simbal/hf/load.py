@@ -179,13 +179,14 @@ class HFRequest:
             raise UserError(f"{self.path}: {self.text.vocab_size:,} token ids, but only {embedding_rows:,} embeddings")
         is_quantized = getattr(self.config, "quantization_config", None) is not None
         parameters = count_parameters(module)
-        inactive = (count_parameters(r.experts) * (1 - r.top_k / len(r.weight_ED)) for r in routers)
+        unused = 1 - routers[0].top_k / len(routers[0].weight_ED) if routers else 0  # share of a layer's experts
+        experts = (part for name, part in module.named_modules() if name.endswith(".experts"))
         facts = {
             "source": str(self.hf),
             "architecture": (self.config.architectures or [type(module).__name__])[0],
             "model_type": self.config.model_type,
             "parameters": parameters,
-            "active_parameters": parameters - round(sum(inactive)),
+            "active_parameters": parameters - round(unused * sum(map(count_parameters, experts))),
             "bytes_known": self.text.knows_bytes,
         }
         write_model(self.results, self.identity | facts)

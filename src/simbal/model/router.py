@@ -44,6 +44,7 @@ class Routing:
     ragged: bool = False
     x_ND: Tensor | None = None  # the router's input without gradient, if `Router.keeps_input`
     experts: ExpertWeights | None = None  # weights of the layer's experts, with gradient; None outside simbal's model
+    lengths_B: Tensor | None = None  # tokens of each sequence, if they differ; `num_sequences` is then 1
 
     @classmethod
     def of_logits(
@@ -224,9 +225,11 @@ def linear_logits(x_ND: Tensor, weight_ED: Tensor, layer: int) -> Tensor:
 
 
 def apply_gating(logits_NE: Tensor, gating: str) -> Tensor:
-    """Return the softmax over the experts, or the elementwise sigmoid or relu, (N, E)."""
+    """Return the softmax over the experts, or the elementwise sigmoid, sqrtsoftplus or relu, (N, E)."""
     if gating == "softmax":
         return logits_NE.softmax(-1)
+    if gating == "sqrtsoftplus":
+        return F.softplus(logits_NE).clamp(min=SMALLEST).sqrt()  # at 0 the square root has an infinite slope
     return logits_NE.relu() if gating == "relu" else logits_NE.sigmoid()
 
 
@@ -238,6 +241,8 @@ def log_scores(logits_NE: Tensor, gating: str) -> Tensor:
     """
     if gating == "softmax":
         return logits_NE
+    if gating == "sqrtsoftplus":
+        return apply_gating(logits_NE, gating).log()
     return logits_NE.clamp(min=SMALLEST).log() if gating == "relu" else F.logsigmoid(logits_NE)
 
 
