@@ -1,5 +1,6 @@
 """Train a model for four steps on each rank with FSDP2: `python sharded.py FOLDER trainer|loop`."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from simbal.balancing import LoadBalancingLoss, LossFree, SimBal
-from simbal.distributed import full_tensor, world_size
+from simbal.distributed import full_tensor
 from simbal.hf import attach
 from simbal.hf.trainer import attach_trainer
 from tests.hf.architectures import batch, host
@@ -28,7 +29,7 @@ def full_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def train_in_a_loop(model: nn.Module, rows: list[int]) -> dict[str, Tensor]:
-    """Train on micro-batches of one row with losses, and with the model's own bias, a parameter in MiniMax-M2."""
+    """Train on micro-batches of one row with losses, and with the model's own bias, a parameter in Ernie 4.5."""
     strategies = [SimBal(coef=0.5), LoadBalancingLoss(0.3, scope="micro"), LossFree(update_rate=0.05, bias_on="scores")]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with attach(model, strategies) as balancing:
@@ -44,21 +45,23 @@ def train_in_a_loop(model: nn.Module, rows: list[int]) -> dict[str, Tensor]:
 
 def use_fsdp_on_a_cpu() -> None:
     """Let accelerate shard on a CPU, which it does not offer: it reads these two entries of its shared state."""
-    layer = "MixtralDecoderLayer"
-    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, transformer_cls_names_to_wrap=[layer])
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2, auto_wrap_policy="transformer_based_wrap", transformer_cls_names_to_wrap=["MixtralDecoderLayer"]
+    )
     AcceleratorState._shared_state |= {"fsdp_plugin": plugin, "distributed_type": DistributedType.FSDP}
 
 
 def train_in_the_trainer(folder: Path) -> dict[str, Tensor]:
-    keys = {"gradient_accumulation_steps": 2 // world_size(), "max_grad_norm": 0, "learning_rate": 1e-3}
-    trainer = trainer_of(folder, max_steps=STEPS, **keys)
-    if world_size() > 1:
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    keys = {"gradient_accumulation_steps": 2 // ranks, "max_grad_norm": 0, "learning_rate": 1e-3}
+    trainer = trainer_of(folder, max_steps=STEPS, ddp_backend="gloo" if ranks > 1 else None, **keys)
+    if ranks > 1:
         use_fsdp_on_a_cpu()
         trainer.is_fsdp_enabled = True
     balancing = attach_trainer(trainer, [SimBal(coef=0.5), LoadBalancingLoss(0.3, scope="micro"), LossFree()])
     trainer.train()
     is_sharded = any(isinstance(parameter, DTensor) for parameter in trainer.model.parameters())
-    assert is_sharded == (world_size() > 1)
+    assert is_sharded == (ranks > 1)
     return full_weights(trainer.model) | balancing.attachment.state_dict()["strategies"]
 
 
@@ -68,7 +71,7 @@ if __name__ == "__main__":
         found = train_in_the_trainer(folder)
     else:
         dist.init_process_group("gloo")
-        model = host("minimax_m2")
+        model = host("ernie4_5_moe")
         for layer in model.model.layers:
             fully_shard(layer)
         fully_shard(model)

@@ -42,8 +42,8 @@ def test_a_loss_that_is_off_by_default_or_missing_is_reported(name):
     assert "model.router_aux_loss_coef x E sum_i f_i P_i over the tokens of all layers" in found["formula"]
     assert f"among the {K} largest logits, P_i: mean softmax" in found["formula"]
     expected = {"off", "formula", "pooled", "factor_k", "mask", "accumulation", "gradient", "config_ignored", "trl"}
-    expected |= {"other_gating"} if name == "minimax_m2" else set()
-    expected |= {"idle_bias"} if name in ("minimax_m2", "ernie4_5_moe") else set()
+    expected |= {"other_gating"} if name in ("minimax_m2", "deepseek_v4") else set()
+    expected |= {"idle_bias"} if name in ("minimax_m2", "ernie4_5_moe", "deepseek_v4") else set()
     assert found.keys() == expected
 
 

@@ -102,7 +102,8 @@ class Attachment:
     updates this bias in place. The model uses and saves the bias, also after `detach`.
 
     Padding (zeros of a two-dimensional attention_mask) is excluded from every loss and count, but it affects
-    strategies that choose for all tokens of a micro-batch at once, such as Sinkhorn.
+    strategies that choose for all tokens of a micro-batch at once, such as Sinkhorn. Packed documents, at which
+    position_ids restart, are separate sequences for losses with scope=sequence.
     """
 
     def __init__(

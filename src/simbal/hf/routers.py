@@ -274,7 +274,7 @@ def probe(module: nn.Module, weight_name: str, bias: Tensor | None) -> tuple[Rul
     logits_NE = x_ND @ tensors[weight_name].T
     logits_NE = logits_NE + sum(tensor for tensor in tensors.values() if tensor.shape == (num_experts,))
     named = [*module.named_parameters(), *module.named_buffers()]
-    tensors |= {name: bias_E.view_as(tensor) for name, tensor in named if tensor is bias}
+    tensors |= {name: bias_E.view(tensor.shape) for name, tensor in named if tensor is bias}
     output = _run(module, tensors, x_ND, bias_E)
     if output is None or not is_close(output[0], logits_NE):
         return None
