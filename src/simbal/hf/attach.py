@@ -119,9 +119,9 @@ class Attachment:
     def freeze_routers(self) -> None:
         """Train no parameter of a router until `detach`. Optimizers skip parameters without a gradient."""
         parameters = [parameter for router in self.routers for parameter in router.module.parameters()]
-        self._frozen = [parameter.requires_grad_(False) for parameter in parameters if parameter.requires_grad]
+        self._frozen = [parameter for parameter in parameters if parameter.requires_grad]
         for parameter in self._frozen:
-            parameter.grad = None
+            parameter.requires_grad_(False).grad = None
 
     def discard(self) -> None:
         """Discard the optimizer step in progress and the last forward pass. Call it when a step is skipped."""
