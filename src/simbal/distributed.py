@@ -6,7 +6,7 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from simbal.errors import BusyError, UserError
 
@@ -48,6 +48,14 @@ def max_over_ranks(number: int) -> int:
 def full_tensor(tensor: Tensor) -> Tensor:
     """Gather a sharded tensor; return any other tensor unchanged. A collective: every rank must call it."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+@torch.no_grad()
+def copy_full(target: Tensor, full: Tensor) -> None:
+    """Copy `full`, the same values on every rank, to a tensor of the same shape that may be sharded."""
+    if isinstance(target, DTensor):
+        full = distribute_tensor(full.to(target.device), target.device_mesh, target.placements, src_data_rank=None)
+    target.copy_(full)
 
 
 def on_rank_zero(work: Callable[[], T]) -> T:

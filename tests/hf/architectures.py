@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 import torch
@@ -44,13 +45,46 @@ RULE: dict[str, tuple[Rule, Mapping[str, object]]] = {  # rule of each architect
         Rule("sigmoid", renormalize=True, scale=2.0, biased=True),
         {"num_experts": E, "num_dense_layers": 1, "route_scale": 2.0, "layer_types": ["full_attention"] * 3},
     ),
+    "kimi_linear": (
+        replace(V3, scale=2.446),
+        LATENT | {
+            "num_experts": E, "num_experts_per_token": K, "num_expert_group": 4, "topk_group": 2, "linear_head_dim": 8,
+            "linear_num_heads": 4, "layer_types": ["linear_attention", "full_attention", "full_attention"],
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+        },
+    ),
+    "nemotron_h": (
+        GLM,
+        GROUPED | {
+            "n_routed_experts": E, "layers_block_type": ["full_attention", "moe", "linear_attention", "moe"],
+            "mamba_num_heads": 4, "mamba_head_dim": 8, "n_groups": 2, "ssm_state_size": 8, "chunk_size": 8,
+            "moe_shared_expert_intermediate_size": 16,
+        },
+    ),
+    "longcat_flash": (
+        Rule("softmax", renormalize=False, scale=6.0, biased=True),
+        LATENT | {
+            "n_routed_experts": E - 2, "zero_expert_num": 2, "expert_ffn_hidden_size": 16, "moe_topk": K,
+            "num_layers": 1, "num_hidden_layers": 2, "ffn_hidden_size": 32,
+        },
+    ),
+    "glm_moe_dsa": (V3, LATENT | GROUPED | {"n_routed_experts": E, "index_n_heads": 2, "index_head_dim": 8}),
+    "lfm2_moe": (
+        Rule("sigmoid", renormalize=True, biased=True),
+        {"num_experts": E, "num_dense_layers": 1, "layer_types": ["conv", "full_attention", "conv"]},
+    ),
+    "deepseek_v4": (  # the first layer chooses experts by token id
+        Rule("sqrtsoftplus", renormalize=True, scale=1.5, biased=True),
+        {
+            "n_routed_experts": E, "mlp_layer_types": ["hash_moe", "moe", "moe"], "num_key_value_heads": 1,
+            "layer_types": ["heavily_compressed_attention", "compressed_sparse_attention", "sliding_attention"],
+            "q_lora_rank": 16, "o_lora_rank": 16, "o_groups": 2, "qk_rope_head_dim": 4, "index_head_dim": 8,
+            "index_n_heads": 2, "hc_mult": 2,
+        },
+    ),
     "phimoe": (SparseMixer("softmax", renormalize=False, jitter=0.01), {"num_local_experts": E}),
-}
+}  # fmt: skip
 EXCEPTIONS: dict[str, Mapping[str, object]] = {  # config keys of architectures that the guide does not list
-    "longcat_flash": LATENT | {
-        "n_routed_experts": E, "zero_expert_num": 4, "expert_ffn_hidden_size": 16, "moe_topk": K, "num_layers": 1,
-        "num_hidden_layers": 2, "ffn_hidden_size": 32,
-    },
     "inkling_text": {"n_routed_experts": E, "n_shared_experts": 1, "num_hidden_layers": 1},
 }  # fmt: skip
 SIMILAR = (
@@ -61,6 +95,11 @@ SIMILAR = (
     "granitemoe",
     "hunyuan_v1_moe",
     "afmoe",
+    "kimi_linear",
+    "nemotron_h",
+    "glm_moe_dsa",
+    "lfm2_moe",
+    "deepseek_v4",
 )  # to another one
 NAMES = [pytest.param(name, marks=pytest.mark.slow) if name in SIMILAR else name for name in RULE]
 BIASED = [name for name, (rule, _) in RULE.items() if rule.biased]

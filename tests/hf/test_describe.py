@@ -6,13 +6,25 @@ import types
 import pytest
 import torch
 from torch import nn
+from transformers import Trainer, TrainingArguments
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 from simbal.balancing import LossFree
 from simbal.hf import attach, describe
 from tests.hf.architectures import NAMES, RULE, K, architecture, batch
 
-WITHOUT_LOSS = ("afmoe", "deepseek_v2", "deepseek_v3", "glm4_moe", "hunyuan_v1_moe")
+WITHOUT_LOSS = (
+    "afmoe",
+    "deepseek_v2",
+    "deepseek_v3",
+    "glm4_moe",
+    "hunyuan_v1_moe",
+    "kimi_linear",
+    "nemotron_h",
+    "longcat_flash",
+    "glm_moe_dsa",
+    "lfm2_moe",
+)
 
 
 def facts(model: nn.Module) -> dict[str, str]:
@@ -29,9 +41,9 @@ def test_a_loss_that_is_off_by_default_or_missing_is_reported(name):
     assert "config.output_router_logits is False" in found["off"]
     assert "model.router_aux_loss_coef x E sum_i f_i P_i over the tokens of all layers" in found["formula"]
     assert f"among the {K} largest logits, P_i: mean softmax" in found["formula"]
-    expected = {"off", "formula", "pooled", "factor_k", "mask", "accumulation", "gradient", "config_ignored"}
-    expected |= {"other_gating"} if name == "minimax_m2" else set()
-    expected |= {"idle_bias"} if name in ("minimax_m2", "ernie4_5_moe") else set()
+    expected = {"off", "formula", "pooled", "factor_k", "mask", "accumulation", "gradient", "config_ignored", "trl"}
+    expected |= {"other_gating"} if name in ("minimax_m2", "deepseek_v4") else set()
+    expected |= {"idle_bias"} if name in ("minimax_m2", "ernie4_5_moe", "deepseek_v4") else set()
     assert found.keys() == expected
 
 
@@ -39,7 +51,7 @@ def test_a_loss_that_is_on_and_a_coefficient_of_zero_are_reported():
     found = facts(architecture("mixtral", output_router_logits=True, router_aux_loss_coef=0.25))
     assert "model.router_aux_loss_coef = 0.25" in found["on"]
     found = facts(architecture("mixtral", output_router_logits=True, router_aux_loss_coef=0.0))
-    assert not {"on", "off"} & found.keys()
+    assert not {"on", "off", "trl"} & found.keys()
     assert "model.router_aux_loss_coef is 0" in found["zero"]
 
 
@@ -55,6 +67,11 @@ def entropy(logits, e, k, mask):
     return torch.stack([-(p := layer_NE.softmax(-1)).xlogy(p).sum(-1).mean() for layer_NE in logits]).mean()
 
 
+def of_softmax(logits, *others):
+    """As in transformers issue 45120, where the routers returned probabilities as logits."""
+    return load_balancing_loss_func(tuple(layer_NE.softmax(-1) for layer_NE in logits), *others)
+
+
 def partly_detached(logits, *others):
     return load_balancing_loss_func((logits[0], *(layer_NE.detach() for layer_NE in logits[1:])), *others)
 
@@ -65,6 +82,7 @@ def partly_detached(logits, *others):
         (with_padding, {"formula", "factor_k", "pooled", "gradient", "padding"}, "padding counts as tokens"),
         (per_layer, {"formula", "gradient", "mask"}, "x 0.5 x E sum_i f_i P_i for each layer, averaged over layers"),
         (entropy, {"unknown", "gradient"}, "not a known form"),
+        (of_softmax, {"formula", "factor_k", "pooled", "gradient", "mask", "double_softmax"}, "the softmax of the log"),
         (partly_detached, {"formula", "factor_k", "pooled", "no_gradient", "mask"}, "1 of 3 routers"),
     ],
 )
@@ -72,8 +90,33 @@ def test_another_loss_is_described_by_what_it_computes(monkeypatch, loss, kinds,
     model = architecture("mixtral", output_router_logits=True, router_aux_loss_coef=0.1)
     monkeypatch.setattr(sys.modules[type(model).__module__], "load_balancing_loss_func", loss)
     description = describe(model)
-    assert {finding.kind for finding in description.findings} == kinds | {"on", "accumulation", "config_ignored"}
+    others = {"on", "accumulation", "config_ignored", "trl"}
+    assert {finding.kind for finding in description.findings} == kinds | others
     assert part in str(description)
+
+
+def test_the_loss_grows_with_micro_batches_and_ranks_as_reported(tmp_path, monkeypatch):
+    """In the Trainer, two ranks or two micro-batches double the gradient of this loss and keep the cross-entropy's."""
+    model, inputs = architecture("mixtral", output_router_logits=True, router_aux_loss_coef=0.5).train(), batch()
+    assert "G x R times as strong" in facts(model)["accumulation"]
+    args = TrainingArguments(str(tmp_path), use_cpu=True, report_to=[])
+    labels, found = inputs["labels"][:, 1:].numel(), {}
+    for ranks in (1, 2):
+        trainer = Trainer(model=model, args=args)
+        monkeypatch.setattr(type(trainer.accelerator), "num_processes", ranks)
+        for coefficient in (0.0, 0.5):
+            model.router_aux_loss_coef = coefficient
+            found[ranks, coefficient] = trainer.compute_loss(model, inputs, num_items_in_batch=labels * ranks).item()
+    assert found[2, 0.0] == pytest.approx(found[1, 0.0])  # the mean over ranks
+    auxiliary = {ranks: found[ranks, 0.5] - found[ranks, 0.0] for ranks in (1, 2)}
+    assert auxiliary[2] == pytest.approx(2 * auxiliary[1], rel=1e-4)
+
+
+def test_the_coefficient_that_trl_turns_on_is_reported():
+    """trl 1.16's trainers use config.router_aux_loss_coef unless they get another one; deepseek_v3 has none."""
+    found = facts(architecture("qwen3_moe", router_aux_loss_coef=0.25))
+    assert "config.router_aux_loss_coef = 0.25, whatever config.output_router_logits says" in found["trl"]
+    assert "trl" not in facts(architecture("deepseek_v3"))
 
 
 def test_a_gradient_that_checkpointing_drops_is_reported():

@@ -5,6 +5,7 @@ import torch
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 from simbal.balancing import (
+    FrozenRouter,
     LoadBalancingLoss,
     LossFree,
     PooledLoadBalancingLoss,
@@ -113,3 +114,24 @@ def test_with_a_cache_only_new_tokens_count():
         assert len(balancing.routings[0].logits_NE) == 6 * B - 5
         model(tokens_BS[:, 6:], attention_mask=mask_BS, past_key_values=cache)
         assert len(balancing.routings[0].logits_NE) == 2 * B - 1
+
+
+def test_a_frozen_router_is_not_trained_until_detach():
+    """Neither weight decay nor a stale gradient changes it, and the losses still train the hidden states."""
+    model = host("gpt_oss")
+    routers = {name: p for name, p in model.named_parameters() if ".router." in name}
+    before = {name: parameter.detach().clone() for name, parameter in routers.items()}
+    model(**batch()).loss.backward()
+    embedding = model.get_input_embeddings().weight
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.1)
+    with attach(model, [FrozenRouter(), LoadBalancingLoss(), LossFree(update_rate=0.1)]) as balancing:
+        model.get_input_embeddings().zero_grad()
+        model(**batch())
+        balancing.loss().backward()
+        assert embedding.grad.abs().sum() > 0
+        optimizer.step()
+        balancing.step()
+        assert balancing.strategies.parts["LossFree"].bias_LE.any()
+    for name, parameter in routers.items():
+        assert torch.equal(parameter, before[name])
+        assert parameter.requires_grad

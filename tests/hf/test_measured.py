@@ -53,9 +53,11 @@ ANALYSES = {
     "generate": {"prompt": "The", "tokens": 4, "samples": 2, "temperature": 1.0, "top_p": 1.0, "seed": 0},
     "balancing": {},
 }
-UNSUITED = {
-    "phimoe": ("counterfactual", "dropping", "margin", "route_agreement")
-}  # analyses that refuse an architecture
+ALIKE = ("minimax_m2", "nemotron_h")  # whose weights are alike, so that none is pruned
+UNSUITED = {  # analyses that refuse an architecture
+    "phimoe": ("counterfactual", "dropping", "margin", "route_agreement"),
+    "longcat_flash": ("redundancy", "pruning"),
+}
 
 
 def measure(asked, *names: str) -> dict[str, dict]:
@@ -91,7 +93,8 @@ def test_every_architecture_is_measured_by_every_analysis(folder, name):
     with torch.no_grad():
         expected = F.cross_entropy(theirs(inputs_BS).logits.flatten(0, 1), targets_BS.flatten()).item()
     assert found["quality"]["metrics"]["loss"] == pytest.approx(expected, rel=1e-5)
-    assert 1 <= found["pruning"]["arms"]["0.3"]["experts"] < K or name == "minimax_m2"  # whose weights are alike
+    if "pruning" in found:
+        assert 1 <= found["pruning"]["arms"]["0.3"]["experts"] < K or name in ALIKE
     assert found["routing"]["num_experts"] == E
     assert found["coactivation"]["layers"]["tokens_per_expert"] == found["routing"]["layers"]["tokens_per_expert"]
     assert found["balancing"]["findings"] == [vars(finding) for finding in describe(theirs).findings]
@@ -99,9 +102,9 @@ def test_every_architecture_is_measured_by_every_analysis(folder, name):
     assert model["parameters"] == sum(parameter.numel() for parameter in theirs.parameters())
     if name in UNSUITED:
         for refused in UNSUITED[name]:
-            with pytest.raises(UserError, match="define no weights"):
+            with pytest.raises(UserError, match="define no weights|one at a time"):
                 measure(asked, refused)
-    else:
+    if "margin" in found:
         assert found["dropping"]["curve"][0]["loss"] == pytest.approx(expected, rel=0.05)  # on other windows
         assert found["counterfactual"]["metrics"]["loss"] == pytest.approx(expected, rel=0.05)
         assert found["margin"]["by_logits"] == RULE[name][0].is_topk

@@ -49,7 +49,8 @@ def test_the_models_bias_moves_by_its_definition_and_stays_after_detach(name):
             calls.clear()
             before = model(**batch(step)).logits
             balancing.step()
-            for bias, (_, experts_NK, _) in zip(expected.values(), calls, strict=True):
+            layers = calls[-len(expected) :]  # DeepSeek-V4 begins with a layer whose choice is fixed
+            for bias, (_, experts_NK, _) in zip(expected.values(), layers, strict=True):
                 for expert in range(E):
                     load = int((experts_NK == expert).sum())
                     bias.view(-1)[expert] += 0.03 * ((load < B * S * K / E) - (load > B * S * K / E))

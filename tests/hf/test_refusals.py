@@ -7,7 +7,6 @@ from simbal.balancing import (
     ExpertRouterCoupling,
     FrozenRouter,
     HashRouting,
-    LoadBalancingLoss,
     LossFree,
     OrthogonalInit,
     OrthogonalParametrization,
@@ -16,7 +15,7 @@ from simbal.balancing import (
 )
 from simbal.errors import UserError
 from simbal.hf import attach
-from tests.hf.architectures import E, batch, host, padded
+from tests.hf.architectures import E, batch, host
 from tests.hf.test_hooks import hooks
 
 
@@ -25,7 +24,7 @@ from tests.hf.test_hooks import hooks
     [
         (OrthogonalInit(), "OrthogonalInit cannot be attached: .*orthogonal_"),
         ({"param": OrthogonalParametrization()}, "param cannot be attached: .*parametrizes"),
-        (FrozenRouter(), "FrozenRouter cannot be attached: .*requires_grad_"),
+        ([FrozenRouter(), SimBal()], "SimBal .* frozen: attach it without FrozenRouter"),
         (ExpertRouterCoupling(), "ExpertRouterCoupling cannot be attached: .*experts' weights"),
         (PrototypeRouter(), "PrototypeRouter cannot be attached: .*logits"),
         ([LossFree(), HashRouting()], "LossFree and HashRouting"),
@@ -92,11 +91,3 @@ def test_a_loss_or_a_step_without_a_forward_pass_is_refused():
         model(**batch())
         with pytest.raises(UserError, match=r"call model.train\(\)"):
             balancing.step()
-
-
-def test_a_loss_per_sequence_with_padding_is_refused():
-    model = host()
-    with attach(model, LoadBalancingLoss(scope="sequence")) as balancing:
-        model(**padded())
-        with pytest.raises(UserError, match="padding"):
-            balancing.loss()

@@ -111,12 +111,20 @@ class LoadBalancingLoss(Balancing):
     def loss(self, routing: Routing, f_E: Tensor | None = None) -> Tensor:
         """Return the loss of one layer, a scalar; without `f_E`, f comes from the tokens of `routing`."""
         experts_NK = self._experts(routing)
-        groups = routing.num_sequences if self.scope == "sequence" else 1
-        shape = (groups, -1, routing.probs_NE.shape[-1])
-        f_BE = chosen_mask(experts_NK, routing).view(shape).mean(1) if f_E is None else f_E
-        p_BE = averaged_gates(routing, experts_NK, self.gates).view(shape).mean(1)
-        scale = self.coef * shape[-1] / (1 if self.norm == "E" else routing.top_k)
+        f_BE = self._means(chosen_mask(experts_NK, routing), routing) if f_E is None else f_E
+        p_BE = self._means(averaged_gates(routing, experts_NK, self.gates), routing)
+        scale = self.coef * routing.probs_NE.shape[-1] / (1 if self.norm == "E" else routing.top_k)
         return scale * (f_BE * p_BE).sum(-1).mean()
+
+    def _means(self, values_NE: Tensor, routing: Routing) -> Tensor:
+        """Return the means over each sequence, (B, E), or over all tokens, (1, E)."""
+        if self.scope != "sequence" or routing.lengths_B is None:
+            groups = routing.num_sequences if self.scope == "sequence" else 1
+            return values_NE.view(groups, -1, values_NE.shape[-1]).mean(1)
+        lengths_B = routing.lengths_B
+        sequence_N = torch.arange(len(lengths_B), device=lengths_B.device).repeat_interleave(lengths_B)
+        sums_BE = values_NE.new_zeros(len(lengths_B), values_NE.shape[-1]).index_add(0, sequence_N, values_NE)
+        return sums_BE / lengths_B[:, None]
 
     def _experts(self, routing: Routing) -> Tensor:
         return routing.topk_experts_NK if self.choice == "biased" else routing.unsteered_experts_NK

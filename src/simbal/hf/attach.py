@@ -19,6 +19,7 @@ from simbal.balancing.controls import FrozenRouter
 from simbal.balancing.orthogonal import OrthogonalInit, OrthogonalMixture, OrthogonalParametrization
 from simbal.balancing.step import StepInProgress
 from simbal.config.schedule import Schedule
+from simbal.distributed import copy_full, full_tensor
 from simbal.errors import UserError
 from simbal.hf.hooks import ForwardPass, Hooks, hooks_on
 from simbal.hf.routers import HFRouter, find_backbone, find_routers
@@ -28,7 +29,6 @@ log = logging.getLogger("simbal")
 
 PARAMETRIZED = "it parametrizes the router weight, which changes the model's parameters and state_dict"
 NOT_ATTACHABLE: dict[type[Balancing], str] = {
-    FrozenRouter: "call requires_grad_(False) on the weight of each router instead",
     OrthogonalInit: "call torch.nn.init.orthogonal_ on the weight of each router instead",
     OrthogonalMixture: PARAMETRIZED,
     OrthogonalParametrization: PARAMETRIZED,
@@ -57,7 +57,7 @@ def attach(
     to False or `model.router_aux_loss_coef` to 0; the config key is only read when the model is created.
 
     Args:
-        model: a model with known routers. Every process needs the full weights.
+        model: a model with known routers, on one device, or trained with DDP or FSDP2 (`fully_shard`).
         strategies: one or more strategies; the default name of a strategy is its class name. Their router
             initialization is ignored.
         schedules: schedules of the coefficients, by strategy name.
@@ -73,16 +73,22 @@ def attach(
     if unknown := (schedules or {}).keys() - parts.keys():
         raise UserError(f"schedules: {min(unknown)} is not one of the strategies {', '.join(parts)}")
     for name, part in parts.items():
+        if isinstance(part, FrozenRouter):
+            continue  # frozen below, when nothing can be refused any more
         try:
             part.prepare(routers)  # type: ignore[arg-type]  # HFRouter has the attributes of a Router
         except UserError as error:
             raise UserError(f"{name}: {error}") from None
     config = getattr(model, "config", None)
     if getattr(config, "output_router_logits", False) and getattr(model, "router_aux_loss_coef", 0):
-        log.warning("the model adds its own load-balancing loss: set model.config.output_router_logits = False")
+        fix = "set model.config.output_router_logits = False, or with trl, router_aux_loss_coef=0.0 in its config"
+        log.warning(f"the model adds its own load-balancing loss: {fix}")
     composition = Composition(parts, schedules or {}, layer_reduce)
     model_bias = use_model_bias(composition, routers, type(model).__name__)
-    return Attachment(find_backbone(model, routers), routers, composition, model_bias)
+    attachment = Attachment(find_backbone(model, routers), routers, composition, model_bias)
+    if any(isinstance(part, FrozenRouter) for part in parts.values()):
+        attachment.freeze_routers()
+    return attachment
 
 
 class Attachment:
@@ -96,7 +102,8 @@ class Attachment:
     updates this bias in place. The model uses and saves the bias, also after `detach`.
 
     Padding (zeros of a two-dimensional attention_mask) is excluded from every loss and count, but it affects
-    strategies that choose for all tokens of a micro-batch at once, such as Sinkhorn.
+    strategies that choose for all tokens of a micro-batch at once, such as Sinkhorn. Packed documents, at which
+    position_ids restart, are separate sequences for losses with scope=sequence.
     """
 
     def __init__(
@@ -106,7 +113,15 @@ class Attachment:
         self.steps = 0  # optimizer steps
         steering = strategies if strategies.steers else None
         self._hooks = Hooks(backbone, routers, steering, self._finish_pass, self._start_pass)
+        self._frozen: list[nn.Parameter] = []  # by `freeze_routers`
         self.discard()
+
+    def freeze_routers(self) -> None:
+        """Train no parameter of a router until `detach`. Optimizers skip parameters without a gradient."""
+        parameters = [parameter for router in self.routers for parameter in router.module.parameters()]
+        self._frozen = [parameter for parameter in parameters if parameter.requires_grad]
+        for parameter in self._frozen:
+            parameter.requires_grad_(False).grad = None
 
     def discard(self) -> None:
         """Discard the optimizer step in progress and the last forward pass. Call it when a step is skipped."""
@@ -201,7 +216,12 @@ class Attachment:
             raise UserError("step() without a forward pass in training mode with gradients: call model.train()")
         if self._model_bias:
             self._model_bias.read()
-        self._step.finish([router.weight_ED for router in self.routers], lr or 0.0, self.steps)
+        with torch.no_grad():
+            weights = [router.weight_ED for router in self.routers]
+        self._step.finish(weights, lr or 0.0, self.steps)
+        for router, weight_ED in zip(self.routers, weights, strict=True):
+            if weight_ED is not router.parameter_ED:
+                copy_full(router.parameter_ED, weight_ED)
         if self._model_bias:
             self._model_bias.write()
         self.steps += 1
@@ -224,6 +244,9 @@ class Attachment:
         """Remove all hooks from the model and free the recorded passes. The model's own bias keeps its values."""
         self._hooks.remove()
         self.discard()
+        for parameter in self._frozen:
+            parameter.requires_grad_(True)
+        self._frozen = []
 
     def __enter__(self) -> Self:
         return self
@@ -232,7 +255,7 @@ class Attachment:
         self.detach()
 
     def _start_pass(self, training: bool) -> None:
-        self.strategies.train(training).to(self.routers[0].weight_ED.device)
+        self.strategies.train(training).to(self.routers[0].parameter_ED.device)
 
     def _finish_pass(self, last: ForwardPass, routings: list[Routing]) -> None:
         step = self._step if last.counted else self._counting
@@ -249,19 +272,20 @@ class ModelBias:
 
     @property
     def biases(self) -> list[Tensor]:
-        """The bias of each router, (E,)."""
-        return [bias_E for router in self.routers if (bias_E := router.bias_E) is not None]
+        """The bias of each router, with E elements."""
+        return [bias for router in self.routers if (bias := router.bias) is not None]
 
     @torch.no_grad()
     def read(self) -> None:
         """Copy the biases of the model to the strategy."""
-        self.strategy.bias_LE = torch.stack([bias_E.to(self.strategy.bias_LE) for bias_E in self.biases])
+        before_LE = self.strategy.bias_LE
+        self.strategy.bias_LE = torch.stack([full_tensor(bias).view(-1).to(before_LE) for bias in self.biases])
 
     @torch.no_grad()
     def write(self) -> None:
         """Copy the biases of the strategy to the model."""
-        for model_E, strategy_E in zip(self.biases, self.strategy.bias_LE, strict=True):
-            model_E.copy_(strategy_E)
+        for bias, strategy_E in zip(self.biases, self.strategy.bias_LE, strict=True):
+            copy_full(bias, strategy_E.view(bias.shape))
 
 
 def use_model_bias(composition: Composition, routers: Sequence[HFRouter], model: str) -> ModelBias | None:
@@ -285,7 +309,7 @@ def use_model_bias(composition: Composition, routers: Sequence[HFRouter], model:
     if strategy.bias_on != "scores":
         raise UserError(f"{name}: {model} adds its bias to the scores after the gating: set bias_on='scores'")
     model_bias = ModelBias(strategy, routers)
-    if any(bias_E.dtype.itemsize < 4 for bias_E in (strategy.bias_LE, *model_bias.biases)):
+    if any(bias.dtype.itemsize < 4 for bias in (strategy.bias_LE, *model_bias.biases)):
         bias = routers[0].bias_at[1] if routers[0].bias_at else ""
         fix = f"set bias_dtype='fp32', and m.{bias}.data = m.{bias}.data.float() for each module m that has this bias"
         raise UserError(f"{name}: half precision rounds the bias updates to 0; {fix}")
@@ -315,7 +339,8 @@ def name_strategies(strategies: Balancing | Iterable[Balancing] | Mapping[str, B
 
 def require_attachable(parts: Mapping[str, Balancing], routers: Sequence[HFRouter]) -> None:
     """Raise `UserError` for a strategy that would have no effect, or that hooks cannot implement."""
-    is_frozen = not any(router.weight_ED.requires_grad for router in routers)
+    freezer = next((name for name, part in parts.items() if isinstance(part, FrozenRouter)), None)
+    is_frozen = freezer is not None or not any(router.parameter_ED.requires_grad for router in routers)
     for name, part in parts.items():
         reason = next((reason for kind, reason in NOT_ATTACHABLE.items() if isinstance(part, kind)), None)
         if part.ragged:
@@ -327,15 +352,14 @@ def require_attachable(parts: Mapping[str, Balancing], routers: Sequence[HFRoute
         if reason:
             raise UserError(f"{name} cannot be attached: {reason}")
         if is_frozen and part.properties.scope == "weights" and part.coef:
-            raise UserError(f"{name} is a loss on the router weights, but they are frozen: set requires_grad")
+            fix = "set requires_grad" if freezer is None else f"attach it without {freezer}"
+            raise UserError(f"{name} is a loss on the router weights, but they are frozen: {fix}")
 
 
 def check_pass(name: str, part: Balancing, last: ForwardPass, routings: list[Routing]) -> None:
     """Raise `UserError` if a loss would be wrong, or would have no gradient."""
     if not part.properties.differentiable or part.properties.scope == "weights":
         return
-    if part.properties.scope == "sequence" and last.kept_N is not None:
-        raise UserError(f"{name} with scope=sequence does not support padding: use scope=micro")
     is_lost = any(r.router_weight_ED.requires_grad and not r.logits_NE.requires_grad for r in routings)
     if last.with_gradient and torch.is_grad_enabled() and is_lost:
         fix = "enable it with {'use_reentrant': False}"

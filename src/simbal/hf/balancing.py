@@ -12,8 +12,9 @@ from simbal.hf.model import HFModel
 
 DEFINITION = {
     "findings": "results of a few passes over random tokens in training mode, each with a kind, a fact and advice; "
-    "kinds: no_loss, on, off, zero, config_ignored for the auxiliary loss; formula, factor_k, pooled, other_gating, "
-    "unknown for its formula; mask, padding, gradient, no_gradient, accumulation for its tokens and gradient; "
+    "kinds: no_loss, on, off, zero, config_ignored, trl for the auxiliary loss; formula, factor_k, double_softmax, "
+    "pooled, other_gating, unknown for its formula; mask, padding, gradient, no_gradient, accumulation for its tokens "
+    "and gradient; "
     "idle_bias, moving_bias for the routers' bias; frozen for routers without gradients",
 }
 

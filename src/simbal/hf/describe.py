@@ -10,10 +10,12 @@ import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from simbal.balancing.base import Balancing
 from simbal.balancing.lbl import LoadBalancingLoss, PooledLoadBalancingLoss
@@ -138,10 +140,15 @@ def attribute_set_to(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 @torch.no_grad()
-def load_balancing_loss(form: Balancing, routings: Sequence[Routing]) -> float:
-    """Return E sum_i f_i P_i: f counts the K largest logits, P is a mean softmax, `form` is a value of `FORMS`."""
-    softmax = [replace(r, gating="softmax", probs_NE=apply_gating(r.logits_NE, "softmax")) for r in routings]
-    return float(form.losses(softmax, None).mean())
+def load_balancing_loss(form: Balancing, routings: Sequence[Routing], twice: bool = False) -> float:
+    """Return E sum_i f_i P_i: f counts the K largest logits, P is a mean softmax, `form` is a value of `FORMS`.
+
+    With `twice`, P is the mean softmax of the softmax.
+    """
+    probs = [apply_gating(r.logits_NE, "softmax") for r in routings]
+    probs = [probs_NE.softmax(-1) for probs_NE in probs] if twice else probs
+    pairs = zip(routings, probs, strict=True)
+    return float(form.losses([replace(r, gating="softmax", probs_NE=probs_NE) for r, probs_NE in pairs], None).mean())
 
 
 class Experiment:
@@ -156,8 +163,8 @@ class Experiment:
         self.model, self.routers = model, find_routers(model)
         self.backbone = find_backbone(model, self.routers)
         self.embedding: Tensor = model.get_input_embeddings().weight  # type: ignore[operator]
-        if any(parameter.is_meta for parameter in model.parameters()):
-            raise UserError(f"some weights of {type(model).__name__} are not in memory, but gradients are needed")
+        if any(parameter.is_meta or isinstance(parameter, DTensor) for parameter in model.parameters()):
+            raise UserError(f"some weights of {type(model).__name__} are offloaded or sharded: they get no gradients")
         self.tolerance = 0.03 if torch.finfo(self.embedding.dtype).bits < 32 else 2e-3  # relative
 
     def batch(self, seed: int, sequences: int, distinct: int) -> dict[str, Tensor]:
@@ -219,10 +226,18 @@ class Experiment:
             yield Finding(
                 "accumulation",
                 "num_items_in_batch, which the Trainer passes, divides the cross-entropy but not this loss: with G "
-                "micro-batches per step it is G times as strong",
-                "divide its coefficient by gradient_accumulation_steps, or use attach_trainer, which averages losses",
+                "micro-batches per step on R ranks it is G x R times as strong (huggingface/transformers issue 48690)",
+                "divide its coefficient by gradient_accumulation_steps and the number of ranks, or use attach_trainer, "
+                "which averages losses",
             )  # fmt: skip
         config = getattr(self.model, "config", None)
+        text_config = config.get_text_config() if config is not None else None
+        if hasattr(text_config, SWITCH) and (coefficient := getattr(text_config, COEFFICIENT, 0)):
+            yield Finding(
+                "trl", f"trl 1.16's trainers (SFT, DPO, KTO, GRPO, RLOO) add it with config.{COEFFICIENT} = "
+                f"{coefficient:g}, whatever config.{SWITCH} says",
+                f"pass {COEFFICIENT}=0.0 to the trainer's config, such as SFTConfig, to turn it off",
+            )  # fmt: skip
         if owner is not None and hasattr(config, COEFFICIENT) and not self.scales_loss(config):
             yield Finding(
                 "config_ignored", f"config.{COEFFICIENT} is only read when the model is created",
@@ -246,17 +261,17 @@ class Experiment:
         elif coefficient != 0:
             yield Finding("on", f"its auxiliary loss is on, with {setting}")
 
-    def find_form(self) -> tuple[str, float] | None:
-        """Return the text in `FORMS` and the factor of the loss that explains every added loss, or None."""
+    def find_form(self) -> tuple[str, float, bool] | None:
+        """Return the text in `FORMS`, the factor and whether softmax is applied twice in the added loss, or None."""
         sizes = ((1, 1), (2, 3), (2, 32), (3, 6), (1, 16))  # with different degrees of imbalance
         passes = [self.observe(self.batch(seed, *size)) for seed, size in enumerate(sizes)]
         routings = [seen.routings(self.routers) for _, seen in passes]
         added_P = torch.tensor([added.item() for added, _ in passes], dtype=torch.float64)
-        for text, form in FORMS.items():
-            loss_P = torch.tensor([load_balancing_loss(form, each) for each in routings], dtype=torch.float64)
+        for twice, (text, form) in product((False, True), FORMS.items()):
+            loss_P = torch.tensor([load_balancing_loss(form, each, twice) for each in routings], dtype=torch.float64)
             factor = float((loss_P @ added_P) / (loss_P @ loss_P))
             if bool(((factor * loss_P - added_P).abs() <= self.tolerance * added_P.abs()).all()):
-                return text, factor
+                return text, factor, twice
         return None
 
     def formula_findings(self, coefficient: str) -> Iterator[Finding]:
@@ -265,13 +280,18 @@ class Experiment:
         if found is None:
             yield Finding("unknown", "its auxiliary loss is not a known form of the load-balancing loss")
             return
-        text, factor = found
+        text, factor, twice = found
         is_one = abs(factor - 1) < self.tolerance
         formula = f"{coefficient}{'' if is_one else f'{factor:.4g} x '}E sum_i f_i P_i {text}"
         yield Finding(
             "formula", f"it is {formula}; f_i: fraction of tokens with expert i among the {top_k} largest logits, P_i: "
-            "mean softmax of the logits",
+            f"mean softmax of {'the softmax of ' if twice else ''}the logits",
         )  # fmt: skip
+        if twice:
+            yield Finding(
+                "double_softmax", "it applies softmax twice, which flattens P_i toward 1/E and weakens the loss "
+                "(huggingface/transformers issue 45120)", f"upgrade transformers, or use {ATTACH_LBL}",
+            )  # fmt: skip
         if top_k > 1 and is_one:
             yield Finding(
                 "factor_k", f"its f_i sum to K = {top_k}: under uniform load the loss is {top_k} instead of 1, and a "
@@ -282,17 +302,18 @@ class Experiment:
             yield Finding("pooled", "opposite imbalances of two layers cancel out", f"{ATTACH_LBL} balances each layer")
         if gating != "softmax":
             yield Finding("other_gating", f"its P_i use softmax, but the router uses {gating}")
-        yield from self.padding_findings(FORMS[text], factor)
+        yield from self.padding_findings(FORMS[text], factor, twice)
 
-    def padding_findings(self, form: Balancing, factor: float) -> Iterator[Finding]:
+    def padding_findings(self, form: Balancing, factor: float, twice: bool) -> Iterator[Finding]:
         """Yield whether padding counts as tokens."""
         padded = self.batch(3, 3, 9)
         for row, length in enumerate((16, 9, 4)):
             padded["attention_mask"][row, length:] = 0
         padded["labels"] = padded["labels"].masked_fill(padded["attention_mask"] == 0, -100)
         added, seen = self.observe(padded)
-        with_padding = replace(seen, kept_N=None)
-        losses = [factor * load_balancing_loss(form, each.routings(self.routers)) for each in (seen, with_padding)]
+        with_padding = replace(seen, kept_N=None, lengths_B=None)
+        passes = (each.routings(self.routers) for each in (seen, with_padding))
+        losses = [factor * load_balancing_loss(form, each, twice) for each in passes]
         is_mask_used, is_padding_counted = (abs(added - loss) <= self.tolerance * abs(added) for loss in losses)
         if is_mask_used:
             yield Finding("mask", "padding is excluded if the forward pass gets an attention_mask")

@@ -39,6 +39,7 @@ class ForwardPass:
 
     tokens_BS: Tensor
     kept_N: Tensor | None  # mask of the tokens that are not padding; None: no padding
+    lengths_B: Tensor | None  # tokens of each sequence, without padding; None: all rows are full sequences
     counted: bool  # counts toward the optimizer step: in training mode and with gradients
     with_gradient: bool
     decisions: dict[int, Decision] = field(default_factory=dict)  # by layer
@@ -54,13 +55,14 @@ class ForwardPass:
         if isinstance(mask, Tensor) and mask.dim() == 2:
             kept_N = mask[:, -ids_BS.shape[1] :].reshape(-1).bool()  # the mask also covers cached tokens
         with_gradient = torch.is_grad_enabled()
-        padding = kept_N is not None and not kept_N.all()
-        return cls(ids_BS, kept_N if padding else None, backbone.training and with_gradient, with_gradient)
+        kept_N = None if kept_N is None or kept_N.all() else kept_N
+        lengths_B = sequence_lengths(ids_BS.shape, kept_N, inputs.get("position_ids"))
+        return cls(ids_BS, kept_N, lengths_B, backbone.training and with_gradient, with_gradient)
 
     def routings(self, routers: Sequence[HFRouter]) -> list[Routing]:
         """Return the routing of every layer, without padding.
 
-        With padding, sequences differ in length and `num_sequences` is 1.
+        With padding or packed documents, sequences differ in length and `num_sequences` is 1.
 
         Raises:
             UserError: a router was not called.
@@ -78,9 +80,27 @@ class ForwardPass:
             logits_NE = logits_NE.to(at_least_fp32(logits_NE))
             return Routing(
                 logits_NE, apply_gating(logits_NE, router.gating), experts_NK, probs_NK.to(logits_NE.dtype),
-                count_tokens(experts_NK, len(weight_ED)), weight_ED, len(self.tokens_BS) if kept_N is None else 1,
-                router.gating, decision.steered, router.top_k,
+                count_tokens(experts_NK, len(weight_ED)), weight_ED,
+                len(self.tokens_BS) if self.lengths_B is None else 1, router.gating, decision.steered, router.top_k,
+                lengths_B=None if self.lengths_B is None else self.lengths_B.to(logits_NE.device),
             )  # fmt: skip
+
+
+def sequence_lengths(shape: torch.Size, kept_N: Tensor | None, positions: Any) -> Tensor | None:
+    """Return the number of tokens of each sequence, or None if every row of a batch of `shape` is one sequence.
+
+    Without padding, a row has several sequences if its position ids, (B, S) or (1, S), restart, as in packed documents
+    and in padding-free batches.
+    """
+    if not (isinstance(positions, Tensor) and tuple(positions.shape) in ((1, shape[1]), tuple(shape))):
+        positions = torch.arange(shape[1], device=None if kept_N is None else kept_N.device)[None]
+    restarts_BS = (positions[:, 1:] != positions[:, :-1] + 1).expand(shape[0], -1)
+    if kept_N is None and not restarts_BS.any():
+        return None
+    sequence_N = nn.functional.pad(restarts_BS, (1, 0), value=True).flatten().cumsum(0)
+    kept = sequence_N if kept_N is None else sequence_N[kept_N.to(sequence_N.device)]
+    lengths_B: Tensor = kept.unique_consecutive(return_counts=True)[1]
+    return lengths_B
 
 
 def at_least_fp32(logits_NE: Tensor) -> torch.dtype:

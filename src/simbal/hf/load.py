@@ -170,14 +170,15 @@ class HFRequest:
             UserError: transformers does not know the architecture, weights are missing, or the tokenizer does not fit.
         """
         subject = self._build("eager", self.validation)
-        parameters = count_parameters(subject.model)
-        inactive = (count_parameters(r.experts) * (1 - r.top_k / len(r.weight_ED)) for r in subject.known_routers)
+        parameters, routers = count_parameters(subject.model), subject.known_routers
+        unused = 1 - routers[0].top_k / len(routers[0].weight_ED) if routers else 0  # share of a layer's experts
+        experts = (part for name, part in subject.model.named_modules() if name.endswith(".experts"))
         facts = {
             "source": str(self.hf),
             "architecture": (self.config.architectures or [type(subject.model).__name__])[0],
             "model_type": self.config.model_type,
             "parameters": parameters,
-            "active_parameters": parameters - round(sum(inactive)),
+            "active_parameters": parameters - round(unused * sum(map(count_parameters, experts))),
             "bytes_known": self.text.knows_bytes,
         }
         write_model(self.results, self.identity | facts)

@@ -17,15 +17,16 @@ from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.func import functional_call
 
+from simbal.distributed import full_tensor
 from simbal.errors import UserError
 from simbal.model.router import Candidates, Groups, apply_gating, topk_indices, topk_weights
 
 ROUTER_NAMES = ("gate", "router")  # in an MoE block
 BIAS_NAMES = ("e_score_correction_bias", "expert_bias")  # in a router or in its block
 SCALE_NAMES = ("routed_scaling_factor", "router_scaling_factor", "route_scale")  # in a router
+GATINGS = ("softmax", "sigmoid", "sqrtsoftplus")
 PEFT_COPIES = "modules_to_save"  # attribute of peft's wrapper with the trained copies of a module
 PROBE_TOKENS = 64
 
@@ -65,8 +66,7 @@ class Rule:
         chosen = getattr(module, "topk_group", None)
         if isinstance(count, int) and isinstance(chosen, int) and count > 1:
             groups += [Groups(count, chosen, "best"), Groups(count, chosen, "best two")]
-        gatings = ("softmax", "sigmoid", "sqrtsoftplus")
-        for options in product(gatings, (True, False), dict.fromkeys(scales), groups, {biased, False}):
+        for options in product(GATINGS, (True, False), dict.fromkeys(scales), groups, {biased, False}):
             yield cls(*options)
 
     def scores(self, probs_NE: Tensor, bias_E: Tensor | None) -> Tensor:
@@ -132,10 +132,15 @@ class HFRouter:
     bias_at: tuple[nn.Module, str] | None  # owner and name of the model's own bias on the choice
 
     @property
-    def weight_ED(self) -> Tensor:
-        """The router's weight, (E, D)."""
+    def parameter_ED(self) -> Tensor:
+        """The parameter that holds the router's weight, (E, D); with FSDP2 a shard outside of the layer's pass."""
         owner, _, name = self.weight_name.rpartition(".")
         return _loaded(self.module.get_submodule(owner), name)
+
+    @property
+    def weight_ED(self) -> Tensor:
+        """The router's weight, (E, D), gathered if it is sharded: every rank must read it."""
+        return full_tensor(self.parameter_ED)
 
     @property
     def bias(self) -> Tensor | None:
@@ -169,7 +174,7 @@ def _loaded(owner: nn.Module, name: str) -> Tensor:
 
 
 def find_routers(model: nn.Module) -> list[HFRouter]:
-    """Return all routers of `model`, first layer first.
+    """Return all routers of `model`, first layer first, except routers that choose experts by token id (DeepSeek-V4).
 
     Raises:
         UserError: the model has no router, a router follows no known rule, or routers differ in shape or rule.
@@ -182,11 +187,12 @@ def find_routers(model: nn.Module) -> list[HFRouter]:
         if block not in inactive
         and isinstance(getattr(block, "experts", None), nn.Module)
         and isinstance(getattr(block, child, None), nn.Module)
+        and "input_ids" not in inspect.signature(getattr(block, child).forward).parameters
     ]
     if not blocks:
         raise UserError(f"{type(model).__name__} has no known router; docs/guide/huggingface.md lists known models")
     routers = [_router(name, module, block, layer) for layer, (name, module, block) in enumerate(blocks)]
-    if len({(len(router.weight_ED), router.top_k, router.rule) for router in routers}) > 1:
+    if len({(len(router.parameter_ED), router.top_k, router.rule) for router in routers}) > 1:
         raise UserError(f"the routers of {type(model).__name__} differ in number of experts, top_k or rule")
     return routers
 
@@ -224,8 +230,6 @@ def _inactive_copies(model: nn.Module) -> set[nn.Module]:
 
 
 def _router(name: str, module: nn.Module, block: nn.Module, layer: int) -> HFRouter:
-    if any(isinstance(parameter, DTensor) for parameter in module.parameters()):
-        raise UserError(f"the weight of {name} is sharded over processes, but every process needs the full weight")
     if "lora_A" in module._modules:
         module_name = name.rpartition(".")[2]
         raise UserError(f"{name} is trained by LoRA: use LoraConfig(modules_to_save=['{module_name}']) for routers")
@@ -270,7 +274,7 @@ def probe(module: nn.Module, weight_name: str, bias: Tensor | None) -> tuple[Rul
     logits_NE = x_ND @ tensors[weight_name].T
     logits_NE = logits_NE + sum(tensor for tensor in tensors.values() if tensor.shape == (num_experts,))
     named = [*module.named_parameters(), *module.named_buffers()]
-    tensors |= {name: bias_E.view_as(tensor) for name, tensor in named if tensor is bias}
+    tensors |= {name: bias_E.view(tensor.shape) for name, tensor in named if tensor is bias}
     output = _run(module, tensors, x_ND, bias_E)
     if output is None or not is_close(output[0], logits_NE):
         return None

@@ -47,19 +47,19 @@ def attach_trainer(
     names, and `trainer.save_model()` writes published names.
 
     Args:
-        trainer: a Trainer or a subclass, on one device or with DDP.
+        trainer: a Trainer or a subclass, on one device, with DDP or with FSDP2.
         strategies: see `attach`.
         schedules: see `attach`.
         layer_reduce: see `attach`.
 
     Raises:
-        UserError: see `attach`; or the trainer shards the model's weights or creates the model itself.
+        UserError: see `attach`; or the trainer uses FSDP1 or DeepSpeed, or creates the model itself.
     """
     args = trainer.args
     if trainer.model_init is not None:
         raise UserError("model_init creates a new model for each training: pass model= to the Trainer")
-    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
-        raise UserError("strategies need the full router weights in every process: train without FSDP and DeepSpeed")
+    if trainer.is_deepspeed_enabled or (trainer.is_fsdp_enabled and not trainer.accelerator.is_fsdp2):
+        raise UserError("strategies cannot read weights that DeepSpeed or FSDP1 shards: use FSDP2 (fsdp=True) or DDP")
     if args.n_gpu > 1:
         raise UserError("strategies need one process per GPU: use torchrun, or make only one GPU visible")
     attachment = attach(trainer.model, strategies, schedules=schedules, layer_reduce=layer_reduce)

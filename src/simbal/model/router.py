@@ -45,6 +45,7 @@ class Routing:
     ragged: bool = False
     x_ND: Tensor | None = None  # the router's input without gradient, if `Router.keeps_input`
     experts: ExpertWeights | None = None  # weights of the layer's experts, with gradient; None outside simbal's model
+    lengths_B: Tensor | None = None  # tokens of each sequence, if they differ; `num_sequences` is then 1
 
     @classmethod
     def of_logits(

@@ -23,10 +23,10 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 from torch.nn.utils.parametrize import is_parametrized
 
-from simbal.distributed import full_tensor
+from simbal.distributed import copy_full, full_tensor
 from simbal.errors import UserError
 from simbal.model.moe import MoELayer
 from simbal.model.transformer import Transformer
@@ -182,5 +182,4 @@ def full_router_weights(model: Transformer) -> Iterator[list[Tensor]]:
     yield weights
     for router, weight_ED in zip(model.routers, weights, strict=True):
         if weight_ED.is_leaf and isinstance(part := router.weight_ED, DTensor):
-            with torch.no_grad():
-                part.copy_(distribute_tensor(weight_ED, part.device_mesh, part.placements, src_data_rank=None))
+            copy_full(part, weight_ED)
