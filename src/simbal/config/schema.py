@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic.fields import FieldInfo
 
+from simbal.config.layers import selected_layers
 from simbal.config.schedule import Schedule
 from simbal.config.values import check_name, check_nonnegative, divisors, require_no_credentials
 from simbal.errors import UserError
@@ -348,6 +349,7 @@ class Config(Group):
             raise UserError(f"router.init=orthogonal needs model.num_experts={experts} <= model.d_model={d_model}")
         for name, keys in self.balancing.items():
             Schedule.parse(f"balancing.{name}.schedule", keys.get("schedule"), self.trainer.max_steps)
+            selected_layers(f"balancing.{name}.", keys, self.model.num_layers)
         return self
 
 

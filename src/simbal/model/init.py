@@ -8,6 +8,7 @@ Shapes: E experts, D model width.
 """
 
 import hashlib
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -24,8 +25,11 @@ def generator(seed: int, stream: str) -> torch.Generator:
 
 
 @torch.no_grad()
-def initialize(model: Transformer, seed: int, std: float, router_init: str) -> None:
-    """Initialize biases to 0, routers with `init_router`, and matrices with N(0, std^2) truncated at 3 std."""
+def initialize(model: Transformer, seed: int, std: float, router_init: str | Sequence[str]) -> None:
+    """Initialize biases to 0, routers with `init_router`, and matrices with N(0, std^2) truncated at 3 std.
+
+    `router_init` is a kind of initialization, or one per layer.
+    """
     routers = {id(router.weight_ED) for router in model.routers}
     weights, shared = generator(seed, "weights"), generator(seed, "shared experts")
     for name, parameter in model.named_parameters():
@@ -35,8 +39,9 @@ def initialize(model: Transformer, seed: int, std: float, router_init: str) -> N
         elif parameter.ndim > 1 and id(parameter) not in routers:
             nn.init.trunc_normal_(parameter, std=std, a=-3 * std, b=3 * std, generator=source)
     router_weights = generator(seed, "router")
-    for router in model.routers:
-        init_router(router.weight_ED, router_init, std, router_weights)
+    kinds = [router_init] * len(model.routers) if isinstance(router_init, str) else router_init
+    for router, kind in zip(model.routers, kinds, strict=True):
+        init_router(router.weight_ED, kind, std, router_weights)
 
 
 @torch.no_grad()
