@@ -94,7 +94,7 @@ def test_the_number_of_experts_varies_and_logits_are_adjusted_in_the_selected_la
     assert (first.ragged, second.ragged) == (True, False)
     assert second.topk_experts_NK.shape == (16, 2)
     torch.testing.assert_close(second.logits_NE.square().mean(1), torch.ones(16))
-    assert first.logits_NE.square().mean() > 2
+    assert (first.logits_NE.square().mean(1) - 1).abs().max() > 0.1
 
 
 @pytest.mark.parametrize("losses", [{}, {"lbl": {"after": 1, "scope": "global"}, "ernie_ortho": {"first": 1}}])

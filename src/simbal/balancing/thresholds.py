@@ -71,7 +71,7 @@ class QuantileBalancing(Balancing):
             f"b_i = (NK/E + 1)-th largest of s_ti - alpha_t{tokens}, smoothed over steps, centered"
         )
         if self.histogram:
-            self.properties = replace(type(self).properties, scope="global")
+            self.properties, self.gatings = replace(type(self).properties, scope="global"), UP_TO_1
         self.bias_LE: Tensor = nn.Buffer(torch.zeros(num_layers, num_experts, dtype=torch.float32))
 
     def prepare(self, routers: Sequence[Router]) -> None:
