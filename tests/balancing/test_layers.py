@@ -8,6 +8,7 @@ from simbal.config.layers import selected_layers
 from simbal.conformance import FACTS, SIZES, composed_module, outcome, same, tiny_model, train
 from simbal.errors import UserError
 from simbal.model.init import initialize
+from simbal.report.arms import label_columns, label_of, short_label
 from simbal.runs.folder import RunFolder
 from simbal.training.record import describe_objective
 from simbal.training.run import train as train_run
@@ -142,6 +143,11 @@ def test_a_selection_of_layers_can_be_given_for_any_strategy_although_no_file_ha
     assert (keys["hash"]["first"], keys["lf"]["after"], keys["lf"]["bias_on"]) == (1, 1, "scores")
     with pytest.raises(UserError, match="balancing.hash.first=3 must be at most 2"):
         small_spec("balancing=deepseek_v4")
+
+
+def test_a_table_tells_arms_apart_by_their_layers(small_spec):
+    specs = [small_spec("balancing=lf"), small_spec("balancing=lf", "++balancing.lf.first=1")]
+    assert [short_label(label_of(spec, label_columns(specs))) for spec in specs] == ["lf", "lf first=1"]
 
 
 @pytest.mark.slow
