@@ -65,7 +65,7 @@ def pairs() -> Iterator:
         yield pytest.param(case, check, id=f"{case}-{check.__name__}", marks=marks)
 
 
-@pytest.mark.parametrize(("case", "check"), pairs())
+@pytest.mark.parametrize(("case", "check"), [*pairs()])
 def test_a_strategy_keeps_what_it_declares(case, check):
     check(case)
 
