@@ -13,7 +13,8 @@ from generators.configuration import about, body
 from generators.markup import prose, slug, table
 from simbal.balancing.base import Balancing, Properties
 from simbal.balancing.composition import build_strategy
-from simbal.config.options import option_keys, options
+from simbal.config.options import option_keys, options, read
+from simbal.config.values import flatten
 
 FACTS = {"num_layers": 4, "num_experts": 16, "seed": 0}  # the shape of model=tiny; the page does not depend on it
 UNGROUPED = "Other strategies"
@@ -56,7 +57,7 @@ def _groups(guide: Path, names: list[str]) -> dict[str, list[str]]:
 def _built(file: Path) -> dict[str, Balancing]:
     """Return the strategies that a file defines; none if it only combines strategies of other files."""
     content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    return {name: build_strategy(name, keys, FACTS) for name, keys in content.items() if name != "defaults"}
+    return {name: build_strategy(name, keys, FACTS) for name, keys in content.items() if "_target_" in keys}
 
 
 def _section(root: Path, option: str, parts: dict[str, Balancing]) -> str:
@@ -66,7 +67,9 @@ def _section(root: Path, option: str, parts: dict[str, Balancing]) -> str:
     composed = [name for name in names if name not in parts]
     if composed:
         links = " and ".join(f"[{name}](#{slug(name)})" for name in composed)
-        return f"{text}The same as `'balancing=[{','.join(composed)}]'`: {links}.\n"
+        own = flatten({key: keys for key, keys in read(file).items() if key != "defaults"}, "balancing.")
+        settings = "".join(f" {key}={value}" for key, value in own.items())
+        return f"{text}The same as `'balancing=[{','.join(composed)}]'{settings}`: {links}.\n"
     for part in parts.values():
         kind = type(part)
         text += f"{paragraphs(getdoc(kind) or '')}\n{_declared(part)}\n{body(file)}\n"

@@ -23,6 +23,8 @@ VARIANTS = {
         {"error": "sign", "update_rate": 0.001}, {"error": "linear", "momentum": 0.9}, {"proportional": 0.1},
         {"error": "tanh", "bias_on": "scores", "center": True},
     ],
+    "hash": [{"table": "balanced", "weights": "equal"}, {"table": "round_robin"}],
+    "quantile": [{"smoothing": 0.0}, {"estimator": "histogram", "smoothing": 0.0}],
     "lf_groups": [{"groups": 3, "group_top_k": 2}, {"group_top_k": 2}],
 }  # fmt: skip
 
@@ -30,7 +32,7 @@ VARIANTS = {
 def registered(folder: Path = CONF) -> dict[str, dict]:
     """The keys of each strategy that a YAML file of `folder` defines, by name."""
     files = [yaml.safe_load(file.read_text()) for file in sorted(folder.glob("*.yaml"))]
-    return {name: keys for file in files for name, keys in file.items() if name != "defaults"}
+    return {name: keys for file in files for name, keys in file.items() if "_target_" in keys}
 
 
 def cases_of(name: str, keys: dict) -> list[Case]:

@@ -40,8 +40,8 @@ def test_losses_add_up_and_are_reduced_over_layers():
 
 
 def test_the_router_starts_orthogonal_if_any_strategy_prefers_it():
-    assert together("lbl", "simbal").router_init == "orthogonal"
-    assert together("lf", "lbl").router_init == "normal"
+    assert together("lbl", "simbal").router_init(0) == "orthogonal"
+    assert together("lf", "lbl").router_init(0) == "normal"
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,20 @@
 """Controls and strategies that set the router's weight: hash and random routing, frozen and orthogonal routers."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.linalg import polar
 
-from simbal.balancing.composition import build_balancing
-from simbal.balancing.controls import HashRouting, UniformRouting, splitmix64, uniform_numbers
+from simbal.balancing.composition import Composition, build_balancing
+from simbal.balancing.controls import HashRouting, UniformRouting, balanced_table, splitmix64, uniform_numbers
+from simbal.balancing.logits import LogitNorm
 from simbal.balancing.orthogonal import OrthogonalMixture
 from simbal.conformance import FACTS, composed_module
+from simbal.errors import UserError
 from simbal.model.init import init_router, initialize
-from simbal.model.router import Candidates, Router
+from simbal.model.router import Candidates, Router, topk_indices
 from simbal.model.transformer import Transformer
 from simbal.training.build import transformer_shape
 from simbal.training.optimizer import parameter_groups
@@ -35,6 +38,82 @@ def test_hash_routing_is_a_function_of_token_id_layer_and_seed():
     assert all(torch.equal(by_id[token], scores_NE[i]) for i, token in enumerate(tokens_BS.flatten().tolist()))
     assert not torch.equal(scores_NE, HashRouting(1).choice_scores(candidates_of(tokens_BS)))
     assert not torch.equal(scores_NE, HashRouting(0).choice_scores(candidates_of(tokens_BS, layer=1)))
+
+
+def chosen(strategy, tokens, layer=0, E=4, K=2) -> list[set[int]]:
+    logits_NE = torch.zeros(len(tokens), E)
+    scores_NE = strategy.choice_scores(Candidates(layer, torch.tensor([tokens]), logits_NE, logits_NE, K))
+    return [{*row} for row in topk_indices(scores_NE, K).tolist()]
+
+
+def test_round_robin_gives_each_token_id_the_next_experts():
+    assert chosen(HashRouting(table="round_robin"), [0, 1, 2, 3], E=5) == [{0, 1}, {2, 3}, {4, 0}, {1, 2}]
+
+
+def test_a_balanced_table_gives_the_most_frequent_ids_first_to_the_experts_with_the_least_load():
+    """By hand: 8 -> 2, 0 (load 8 each); 5 -> 1, 3; 4 -> 1, 3 (9); 3 -> 2, 0 (11); the unseen id counts as 1."""
+    counts_V, ids_V = torch.tensor([5, 3, 1, 8, 4]), torch.tensor([3, 0, 4, 1, 2])
+    table_VK = balanced_table(counts_V, ids_V, torch.tensor([2, 0, 1, 3]), 2)
+    assert [{*row} for row in table_VK.tolist()] == [{1, 3}, {0, 2}, {1, 3}, {0, 2}, {1, 3}]
+
+
+def test_balanced_tables_even_the_load_and_depend_on_layer_and_seed():
+    counts_V = (3000 / torch.arange(1, 301)).long()  # as frequent as words
+    counts_V[7] = 0
+    routing = HashRouting(table="balanced", token_counts=lambda: counts_V)
+    tables = {}
+    for key, strategy, layer in [
+        (0, routing, 0),
+        (1, routing, 1),
+        (2, HashRouting(1, "balanced", token_counts=lambda: counts_V), 0),
+    ]:
+        tables[key] = chosen(strategy, [*range(300)], layer, E=8)
+        load = [
+            sum(count for count, experts in zip(counts_V.tolist(), tables[key], strict=True) if e in experts)
+            for e in range(8)
+        ]
+        assert max(load) < 1.02 * min(load) + 1
+    assert tables[0] != tables[1] != tables[2] != tables[0]
+    with pytest.raises(UserError, match="needs token_counts"):
+        chosen(HashRouting(table="balanced"), [0])
+
+
+def test_a_table_is_read_from_a_file_for_all_layers_or_for_each(tmp_path):
+    file = str(tmp_path / "experts.npy")
+    np.save(file, np.array([[0, 1], [3, 2]]))
+    assert chosen(HashRouting(table="file", file=file), [1, 0, 1], layer=5) == [{2, 3}, {0, 1}, {2, 3}]
+    np.save(file, np.array([[[0, 1]], [[3, 2]]]))
+    assert [chosen(HashRouting(table="file", file=file), [0], layer) for layer in (0, 1)] == [[{0, 1}], [{2, 3}]]
+    for experts, message in [
+        ([[0, 4]], "2 different experts from 0 to 3"), ([[1, 1]], "2 different"), ([[0]], "2 different"),
+        ([[[0, 1]], [[0, 1]]], "experts for 2 layers"), ([0.5], "whole numbers"),
+    ]:  # fmt: skip
+        np.save(file, np.array(experts))
+        with pytest.raises(UserError, match=message):
+            HashRouting(table="file", file=file).prepare(
+                [Router(8, 4, 2, "softmax", True, layer) for layer in range(3)]
+            )
+    with pytest.raises(UserError, match="cannot be read"):
+        HashRouting(table="file", file=str(tmp_path / "missing.npy"))
+    with pytest.raises(UserError, match="must be set with table=file"):
+        HashRouting(file=file)
+
+
+def test_equal_weights_do_not_depend_on_the_router_and_learned_ones_do():
+    x_ND, tokens_BS = torch.randn(6, 8, generator=torch.Generator().manual_seed(0)), torch.arange(6).view(1, 6)
+    router = Router(8, 4, 2, "sigmoid", renormalize=True, layer=0)
+    init_router(router.weight_ED, "normal", 1.0, torch.Generator().manual_seed(0))
+    learned, equal = (
+        router(x_ND, tokens_BS, Composition({"hash": HashRouting(weights=weights)}, {}))
+        for weights in ("learned", "equal")
+    )
+    assert torch.equal(learned.topk_experts_NK, equal.topk_experts_NK)
+    assert torch.equal(equal.topk_probs_NK, torch.full((6, 2), 0.5))
+    assert (learned.topk_probs_NK != 0.5).all()
+    normed = {"logit_norm": LogitNorm()}
+    Composition({"hash": HashRouting()} | normed, {})
+    with pytest.raises(UserError, match="both adjust"):
+        Composition({"hash": HashRouting(weights="equal")} | normed, {})
 
 
 def test_uniform_routing_samples_anew_at_each_step_and_position_and_spreads_evenly():

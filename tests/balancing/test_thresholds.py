@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simbal.balancing.composition import Composition
+from simbal.balancing.controls import NoBalancing
 from simbal.balancing.lbl import LoadBalancingLoss
 from simbal.balancing.thresholds import (
     Capacity,
@@ -18,9 +19,12 @@ from simbal.balancing.thresholds import (
     balancing_bias,
     cutoff,
     even_load,
+    histogram_bias,
     queue_positions,
+    required_bias_counts,
     smallest_above,
 )
+from simbal.errors import UserError
 from simbal.model.router import Router, Routing, topk_indices
 from tests.balancing.example import (
     LARGEST_SOFTMAX,
@@ -42,6 +46,33 @@ def test_a_quantile_step_on_the_example_worked_out_by_hand():
     _, routing = example()
     strategy.update(finished(2 * strategy.measure([routing]), 2))  # the mean of two micro-batches
     assert strategy.bias_LE[0].tolist() == pytest.approx([0.025, 0, 0, -0.025], abs=1e-8)
+
+
+def test_a_quantile_from_a_histogram_equals_the_example_of_kimi_k3_worked_out_by_hand():
+    """Ten bins on [-1, 1]: NK/E = 2 tokens are reached in bins 3, 3, 5, 5 at fractions 0.5, 1, 0.5, 1."""
+    strategy, routing = QuantileBalancing(1, 4, 0.0, "histogram", 10), routing_by(NoBalancing(), "sigmoid")
+    measured_LEM = strategy.measure([routing])
+    assert measured_LEM[0, :, :-1].sum(1).tolist() == [4] * 4
+    strategy.update(finished(2 * measured_LEM, 2))  # two equal micro-batches
+    assert strategy.bias_LE[0].tolist() == pytest.approx([0.25, 0.15, -0.15, -0.25])
+    assert routing_by(strategy, "sigmoid").tokens_per_expert_E.tolist() == [2, 2, 2, 2]
+
+
+@given(st.integers(0, 99), st.integers(1, 3))
+def test_a_fine_histogram_finds_the_exact_quantiles_of_all_micro_batches(seed, top_k):
+    rng = torch.Generator().manual_seed(seed)
+    bias_E = 0.1 * torch.randn(4, generator=rng)
+    parts = [Routing.of_logits(torch.randn(24, 4, generator=rng), top_k, torch.eye(4), 1, "sigmoid") for _ in range(2)]
+    counts_EM = sum(required_bias_counts(part, bias_E, 100_000) for part in parts)
+    scores_NE = torch.cat([part.probs_NE for part in parts])
+    alpha_N1 = (scores_NE - bias_E).topk(top_k + 1, 1).values[:, -1:]
+    exact_E = (scores_NE - alpha_N1).topk(12 * top_k, 0).values[-1]
+    torch.testing.assert_close(histogram_bias(counts_EM[None], bias_E[None])[0].float(), exact_E, atol=1e-4, rtol=0)
+
+
+def test_a_histogram_needs_scores_from_0_to_1():
+    with pytest.raises(UserError, match="estimator=histogram needs a gating .* router=relu"):
+        QuantileBalancing(estimator="histogram").prepare([Router(8, 4, 2, "relu", False, layer=0)])
 
 
 def test_quantile_balancing_evens_a_skewed_load():

@@ -28,6 +28,7 @@ NEEDED = {
     "ddp": TWO_DEVICES,
     "fsdp": TWO_DEVICES,
     "relu": ["balancing=remoe"],
+    "deepseek_v4": ["balancing.hash.first=1"],
 }
 
 
@@ -39,7 +40,8 @@ def spec_of(small_spec, group, option):
 @pytest.mark.parametrize(("group", "option"), OPTIONS)
 def test_option_composes_can_be_built_and_describes_itself(small_spec, group, option):
     spec = spec_of(small_spec, group, option)
-    named = {"deepseek_v3": "lf_groups_lbl_sequence"}.get(option, option)  # a list of strategies is named by its parts
+    parts = {"deepseek_v3": "lf_groups_lbl_sequence", "deepseek_v4": "hash_lf"}
+    named = parts.get(option, option)  # a list of strategies is named by its parts
     assert spec.choices[group] == named
     assert (CONF / group / f"{option}.yaml").read_text().startswith("# ")
     check_buildable(spec, here=(group, option) not in ELSEWHERE)

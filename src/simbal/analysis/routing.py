@@ -179,7 +179,10 @@ class TokenPairs:
         here_q = self._tokens_Q[(self._tokens_Q >= self._seen) & (self._tokens_Q < end)] - self._seen
         here_q = here_q.to(inputs[0].device)
         x_LqD = torch.stack([x_ND[here_q].float().cpu() for x_ND in inputs])
-        experts_LqK = torch.stack([routing.topk_experts_NK[here_q].cpu() for routing in routings])
+        width = max(routing.topk_experts_NK.shape[1] for routing in routings)
+        chosen = [(routing.topk_experts_NK[here_q].cpu(), routing.logits_NE.shape[1]) for routing in routings]
+        padded = [F.pad(qK, (0, width - qK.shape[1]), value=num_experts) for qK, num_experts in chosen]
+        experts_LqK = torch.stack(padded)
         self._kept.append((x_LqD, experts_LqK))
         self._seen = end
 

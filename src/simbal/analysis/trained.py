@@ -73,8 +73,8 @@ class TrainedRun(Subject):
             store, data.seq_len, spec.config.data_seed, data.validation_document_tokens
         )
         self.ragged = self.balancing.ragged
-        chooser = self.balancing.parts.get(self.balancing.chooser or "")
-        self.groups = chooser.groups if isinstance(chooser, BiasController) else None
+        choosers = (self.balancing.parts[name] for name in self.balancing.choosers)
+        self.groups = next((part.groups for part in choosers if isinstance(part, BiasController)), None)
 
     @property
     def steering(self) -> Steering:

@@ -9,6 +9,7 @@ from simbal.balancing.bias import BiasController, LossFree
 from simbal.balancing.composition import Composition
 from simbal.balancing.controls import FrozenRouter, HashRouting, NoBalancing, UniformRouting
 from simbal.balancing.coupling import ExpertRouterCoupling
+from simbal.balancing.documents import DocumentPool
 from simbal.balancing.lbl import LoadBalancingLoss, PooledLoadBalancingLoss, RouterZLoss
 from simbal.balancing.logits import CosineRouter, LogitNorm, PrototypeRouter, Sinkhorn, Temperature
 from simbal.balancing.orthogonal import OrthogonalInit, OrthogonalMixture, OrthogonalParametrization
@@ -19,7 +20,7 @@ from simbal.config.schedule import Schedule
 from simbal.model.router import Routing
 
 __all__ = [
-    "Balancing", "BiasController", "Capacity", "Composition", "CosineRouter", "DynamicQuantile",
+    "Balancing", "BiasController", "Capacity", "Composition", "CosineRouter", "DocumentPool", "DynamicQuantile",
     "ErnieOrthogonalLoss", "ExpertChoice", "ExpertOverlap", "ExpertRouterCoupling", "ExpertThreshold", "FinishedStep",
     "FrozenRouter", "HashRouting", "LoadBalancingLoss", "LogitNorm", "LossFree", "NoBalancing", "OffDiagonalCosine",
     "OrthogonalInit", "OrthogonalMixture", "OrthogonalParametrization", "PooledLoadBalancingLoss", "Properties",

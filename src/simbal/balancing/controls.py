@@ -1,15 +1,22 @@
 """Controls: no balancing, a frozen router, hash routing and random routing.
 
-Reference: Hash Layers (arXiv 2106.04426); integer hash: splitmix64 (Steele et al., OOPSLA 2014).
-Shapes: B sequences, S sequence length, N = B*S tokens, E experts.
+Reference: Hash Layers (arXiv 2106.04426), with its balanced table; DeepSeek-V4's hash layers, as in transformers;
+integer hash: splitmix64 (Steele et al., OOPSLA 2014).
+Shapes: B sequences, S sequence length, N = B*S tokens, V vocabulary, L MoE layers, E experts, K experts per token.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from heapq import heapify, heappop, heappush
+from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from simbal.balancing.base import Balancing, FinishedStep, Properties
+from simbal.config.values import check_choice
+from simbal.errors import UserError
 from simbal.model.router import Candidates, Router
 
 CHOICE_WITHOUT_ROUTER = Properties(
@@ -26,20 +33,138 @@ class NoBalancing(Balancing):
 
 
 class HashRouting(Balancing):
-    """A token's experts are a fixed function of its id and the layer; the router only sets their weights."""
+    """A token's experts are a fixed function of its id and the layer; the router only sets their weights.
 
-    formula = "no loss; experts by a hash of (seed, layer, token id)"
+    DeepSeek-V4's first layers also have a table of experts and learned weights; its table is not published.
+    """
+
     citation = "arXiv 2106.04426"
     properties = CHOICE_WITHOUT_ROUTER
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(
+        self,
+        seed: int = 0,
+        table: str = "random",
+        file: str | None = None,
+        weights: str = "learned",
+        token_counts: Callable[[], Tensor] | None = None,
+    ) -> None:
+        """Select the experts of each token id and their weights.
+
+        Args:
+            seed: seed of the random and the balanced table.
+            table: random (a hash); round_robin (token id v gets v K, ..., v K + K - 1 modulo E); balanced (from the
+                most frequent id to the rarest, each gets the K experts with the smallest load so far); or file.
+            file: path of an .npy array of experts, (V, K) for all layers or (L, V, K), for table=file.
+            weights: learned (by the router), or equal (the logits are multiplied by 0).
+            token_counts: returns the number of training tokens of each id, (V,), for table=balanced.
+
+        Raises:
+            UserError: an argument has an invalid value, or `file` is missing or not such an array.
+        """
         super().__init__()
-        self.seed = seed
+        self.seed, self.table = seed, check_choice("table", table, ("random", "round_robin", "balanced", "file"))
+        self.token_counts, self._tables = token_counts, dict[int, Tensor]()  # (V, K) by layer
+        if (table == "file") != (file is not None):
+            raise UserError(f"file={file} must be set with table=file, and only then (got table={table})")
+        rule = {
+            "random": "by a hash of (seed, layer, token id)",
+            "round_robin": "(K v, ..., K v + K - 1) modulo E for token id v",
+            "balanced": "by a table of token ids with equal loads in the training text",
+        }
+        if file is not None:
+            self.experts_LVK, digest = read_experts(Path(file))
+            rule["file"] = f"by the table with sha256 {digest}"
+        if check_choice("weights", weights, ("learned", "equal")) == "equal":
+            self.adjust_logits = equal_logits  # type: ignore[method-assign]
+        self.formula = f"no loss; experts {rule[table]}{'; equal weights' if weights == 'equal' else ''}"
+
+    def prepare(self, routers: Sequence[Router]) -> None:
+        """Raise `UserError` if the table does not fit the routers."""
+        for layer, router in enumerate(routers):
+            self._experts(layer, len(router.weight_ED), router.top_k)
 
     def choice_scores(self, candidates: Candidates) -> Tensor:
-        """Return uniform random numbers, (N, E), that depend on the token id."""
-        ids_N = candidates.tokens_BS.flatten()
-        return uniform_numbers(ids_N, candidates.probs_NE.shape[1], self.seed, candidates.layer)
+        """Return scores, (N, E), that depend on the token id: random numbers, or 1 for the experts in the table."""
+        ids_N, num_experts = candidates.tokens_BS.flatten(), candidates.probs_NE.shape[1]
+        table_VK = self._experts(candidates.layer, num_experts, candidates.top_k)
+        if self.table == "random":
+            return uniform_numbers(ids_N, num_experts, self.seed, candidates.layer)
+        if self.table == "round_robin":
+            first_N1 = ids_N[:, None] * candidates.top_k
+            experts_NK = (first_N1 + torch.arange(candidates.top_k, device=ids_N.device)) % num_experts
+        else:
+            self._tables[candidates.layer] = table_VK = table_VK.to(ids_N.device)
+            experts_NK = table_VK[ids_N]
+        return torch.zeros(len(ids_N), num_experts, device=ids_N.device).scatter(1, experts_NK, 1.0)
+
+    def _experts(self, layer: int, num_experts: int, top_k: int) -> Tensor:
+        """Return the experts of each token id in a layer, (V, K); empty if they are not in a table."""
+        if self.table not in ("balanced", "file"):
+            return torch.empty(0)
+        if layer not in self._tables:
+            make = self._balanced if self.table == "balanced" else self._from_file
+            self._tables[layer] = make(layer, num_experts, top_k)
+        return self._tables[layer]
+
+    def _balanced(self, layer: int, num_experts: int, top_k: int) -> Tensor:
+        if self.token_counts is None:
+            raise UserError("table=balanced needs token_counts, a function that returns the tokens of each id")
+        counts_V, first = self.token_counts().clamp(min=1), torch.zeros(1, dtype=torch.int64)
+        random_V = uniform_numbers(torch.arange(len(counts_V)), 1, self.seed, layer)[:, 0]
+        ids_V = random_V.argsort()
+        ids_V = ids_V[counts_V[ids_V].argsort(descending=True, stable=True)]  # equal counts in random order
+        experts_E = uniform_numbers(first, num_experts, self.seed, layer)[0].argsort()
+        return balanced_table(counts_V, ids_V, experts_E, top_k)
+
+    def _from_file(self, layer: int, num_experts: int, top_k: int) -> Tensor:
+        if layer >= len(self.experts_LVK) and len(self.experts_LVK) > 1:
+            raise UserError(f"file has experts for {len(self.experts_LVK)} layers, fewer than the model")
+        table_VK = self.experts_LVK[layer if len(self.experts_LVK) > 1 else 0]
+        sorted_VK = table_VK.sort(1).values
+        different = bool((sorted_VK.diff(dim=1) > 0).all())
+        if table_VK.shape[1] != top_k or not different or sorted_VK.min() < 0 or sorted_VK.max() >= num_experts:
+            raise UserError(
+                f"file must have {top_k} different experts from 0 to {num_experts - 1} for each token id, because "
+                f"model.top_k={top_k} and model.num_experts={num_experts}"
+            )
+        return table_VK
+
+
+def balanced_table(counts_V: Tensor, ids_V: Tensor, experts_E: Tensor, top_k: int) -> Tensor:
+    """Give each token id, in the order `ids_V`, the K experts with the smallest loads so far, (V, K).
+
+    A load is the sum of `counts_V`. Ties go to the first expert in `experts_E`.
+    """
+    table_VK = np.empty((len(counts_V), top_k), dtype=np.int64)
+    loads = [(0, place, expert) for place, expert in enumerate(experts_E.tolist())]
+    heapify(loads)
+    for token, count in zip(ids_V.tolist(), counts_V[ids_V].tolist(), strict=True):
+        chosen = [heappop(loads) for _ in range(top_k)]
+        table_VK[token] = [expert for _, _, expert in chosen]
+        for load, place, expert in chosen:
+            heappush(loads, (load + count, place, expert))
+    return torch.from_numpy(table_VK)
+
+
+def read_experts(file: Path) -> tuple[Tensor, str]:
+    """Return the experts in an .npy file, (L, V, K), L = 1 if it has no layers, and the start of its sha256.
+
+    Raises:
+        UserError: the file cannot be read, or is not an array of whole numbers with two or three dimensions.
+    """
+    try:
+        experts, digest = np.load(file, allow_pickle=False), sha256(file.read_bytes()).hexdigest()
+    except (OSError, ValueError, EOFError) as error:
+        raise UserError(f"file={file} cannot be read as an .npy array: {error}") from None
+    if not isinstance(experts, np.ndarray) or experts.ndim not in (2, 3) or experts.dtype.kind not in "iu":
+        raise UserError(f"file={file} must be an .npy array of whole numbers, (V, K) or (L, V, K)")
+    return torch.from_numpy(experts.astype(np.int64)).view(-1, *experts.shape[-2:]), digest[:12]
+
+
+def equal_logits(logits_NE: Tensor) -> Tensor:
+    """Return logits of 0, (N, E), which give all experts the same weight."""
+    return logits_NE * 0
 
 
 class UniformRouting(Balancing):

@@ -2,7 +2,8 @@
 
 Reference:
 - Quantile balancing: BIP-based balancing (arXiv 2502.15451), one round of its dual update per step, not clipped at 0.
-  The mean over a step and the smoothing over steps are our own.
+  The mean over a step and the smoothing over steps are our own. The histogram over a step is Kimi K3's (arXiv
+  2607.24653), read in torchtitan, `QuantileBalancer`.
 - Expert threshold: arXiv 2603.11535, without its warm-up by expert choice, which is not causal, and without its shared
   expert.
 - Dynamic quantile: J. Su, kexue.fm 11626 (only the derivation). Using thresholds of earlier steps and smoothing them is
@@ -10,7 +11,7 @@ Reference:
 - Expert choice: arXiv 2202.09368.
 - Capacity: the order of drops from arXiv 2101.03961, as in flaxformer's token-choice routers; the capacity, which
   counts all K choices, from `get_capacity` in Megatron-LM's moe_utils.py.
-Shapes: N tokens, L MoE layers, E experts, K experts per token (on average if it varies), R = N*K choices.
+Shapes: N tokens, L MoE layers, E experts, K experts per token (on average if it varies), R = N*K choices, B bins.
 """
 
 import math
@@ -19,12 +20,15 @@ from dataclasses import replace
 from fractions import Fraction
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from simbal.balancing.base import Balancing, FinishedStep, Properties, require_unused_experts
 from simbal.balancing.bias import sized_for
-from simbal.config.values import check_fraction, check_positive
-from simbal.model.router import Candidates, Router, Routing, topk_indices
+from simbal.config.values import check_choice, check_fraction, check_integer, check_positive
+from simbal.model.router import Candidates, Router, Routing, count_tokens, topk_indices
+
+UP_TO_1 = ("softmax", "sigmoid")  # gatings with scores from 0 to 1
 
 
 class QuantileBalancing(Balancing):
@@ -33,42 +37,72 @@ class QuantileBalancing(Balancing):
     A token's chosen experts score above alpha_t, and only NK/E tokens exceed alpha_t by more than b_i at expert i.
     After a step, b = smoothing * b + (1 - smoothing) * b', where b' is averaged over micro-batches and ranks and
     centered.
+
+    With estimator=histogram, b' is the quantile of all tokens of the step, interpolated in one of `bins` equal parts of
+    [min b - 1, max b + 1]. It does not depend on the split into micro-batches.
     """
 
-    formula = (
-        "no loss; choice by s - b, alpha_t = (K+1)-th largest of s_t - b, "
-        "b_i = (NK/E + 1)-th largest of s_ti - alpha_t, smoothed over steps, centered"
-    )
-    citation = "arXiv 2502.15451"
     properties = Properties(differentiable=False, scope="micro", causal=True, revives_dead_experts=True)
 
-    def __init__(self, num_layers: int = 0, num_experts: int = 0, smoothing: float = 0.9) -> None:
-        """Set the fraction of the old bias that is kept, `smoothing` in [0, 1); see also `LossFree`."""
+    def __init__(
+        self,
+        num_layers: int = 0,
+        num_experts: int = 0,
+        smoothing: float = 0.9,
+        estimator: str = "mean",
+        bins: int = 1000,
+    ) -> None:
+        """Initialize b = 0.
+
+        Args:
+            num_layers: number of MoE layers; 0: set by `prepare`.
+            num_experts: number of experts; 0: set by `prepare`.
+            smoothing: fraction of the old bias that is kept, in [0, 1).
+            estimator: mean (of each micro-batch's quantiles), or histogram (of the full step; scores from 0 to 1).
+            bins: number of bins of the histogram.
+        """
         super().__init__()
-        self.smoothing = check_fraction("smoothing", smoothing)
+        self.smoothing, self.bins = check_fraction("smoothing", smoothing), check_integer("bins", bins, 1)
+        self.histogram = check_choice("estimator", estimator, ("mean", "histogram")) == "histogram"
+        self.citation = "arXiv 2607.24653, as in torchtitan" if self.histogram else "arXiv 2502.15451"
+        tokens = f" over the step, from a histogram with {bins} bins" if self.histogram else ""
+        self.formula = (
+            "no loss; choice by s - b, alpha_t = (K+1)-th largest of s_t - b, "
+            f"b_i = (NK/E + 1)-th largest of s_ti - alpha_t{tokens}, smoothed over steps, centered"
+        )
+        if self.histogram:
+            self.properties, self.gatings = replace(type(self).properties, scope="global"), UP_TO_1
         self.bias_LE: Tensor = nn.Buffer(torch.zeros(num_layers, num_experts, dtype=torch.float32))
 
     def prepare(self, routers: Sequence[Router]) -> None:
         """Create the bias with one value per layer and expert.
 
         Raises:
-            UserError: every expert is always chosen, or the bias was created for another model.
+            UserError: every expert is always chosen, the bias was created for another model, or the scores of these
+                routers do not fit in the histogram.
         """
         require_unused_experts(routers)
         self.bias_LE = sized_for(routers, self.bias_LE)
+        for router in routers if self.histogram else ():
+            check_choice("estimator=histogram needs a gating with scores from 0 to 1: router", router.gating, UP_TO_1)
 
     def choice_scores(self, candidates: Candidates) -> Tensor:
         """Return gated scores minus the layer's bias, (N, E)."""
         return candidates.probs_NE - self.bias_LE[candidates.layer]
 
     def measure(self, routings: Sequence[Routing]) -> Tensor:
-        """Return the bias that balances these tokens, (L, E)."""
+        """Return the bias that balances these tokens, (L, E), or their histograms and N K, (L, E, B + 1)."""
         pairs = zip(routings, self.bias_LE, strict=True)
+        if self.histogram:
+            return torch.stack([required_bias_counts(r, bias_E, self.bins) for r, bias_E in pairs])
         return torch.stack([balancing_bias(r.probs_NE.detach(), bias_E, r.top_k) for r, bias_E in pairs])
 
     def update(self, step: FinishedStep) -> None:
         """Move the bias toward the centered mean over micro-batches and ranks."""
-        mean_LE = step.measured_LE / step.num_measured
+        if self.histogram:
+            mean_LE = histogram_bias(step.measured_LE, self.bias_LE)
+        else:
+            mean_LE = step.measured_LE / step.num_measured
         centered_LE = mean_LE - mean_LE.mean(1, keepdim=True)
         self.bias_LE.lerp_(centered_LE.to(self.bias_LE.dtype), 1 - self.smoothing)
 
@@ -82,6 +116,38 @@ def balancing_bias(scores_NE: Tensor, bias_E: Tensor, top_k: int) -> Tensor:
     alpha_N1 = (scores_NE - bias_E).topk(top_k + 1, dim=1).values[:, -1:]
     capacity = num_tokens * top_k // num_experts
     return (scores_NE - alpha_N1).topk(capacity + 1, dim=0).values[-1]
+
+
+def required_bias_counts(routing: Routing, bias_E: Tensor, num_bins: int) -> Tensor:
+    """Return how many tokens have alpha_t - s_ti in each bin, (E, B), and N K in a last column."""
+    scores_NE, num_experts = routing.probs_NE.detach(), len(bias_E)
+    alpha_N1 = (scores_NE - bias_E).topk(routing.top_k + 1, dim=1).values[:, -1:]
+    lower, width = bin_edges(bias_E, num_bins)
+    bin_NE = ((alpha_N1 - scores_NE - lower) / width).floor().long().clamp(0, num_bins - 1)
+    row_E = torch.arange(num_experts, device=bin_NE.device) * num_bins
+    counts_EB = count_tokens(bin_NE + row_E, num_experts * num_bins).view(num_experts, num_bins)
+    return F.pad(counts_EB, (0, 1), value=len(scores_NE) * routing.top_k)
+
+
+def bin_edges(bias_E: Tensor, num_bins: int) -> tuple[Tensor, Tensor]:
+    """Return the lower end and the width of the bins of -b', which lies within 1 of the range of -b."""
+    return -bias_E.amax(-1) - 1, (bias_E.amax(-1) - bias_E.amin(-1) + 2) / num_bins
+
+
+def histogram_bias(counts_LEM: Tensor, bias_LE: Tensor) -> Tensor:
+    """Return the bias, (L, E), above which NK/E tokens require it, from the counts in B bins and N K in a last column.
+
+    It is interpolated within the first bin where the cumulative count reaches NK/E, rounded up.
+    """
+    counts_LEB = counts_LEM[..., :-1]
+    target_LE1 = counts_LEM[..., -1:].double() / counts_LEB.shape[1]
+    cumulative_LEB = counts_LEB.cumsum(-1)
+    bin_LE1 = (cumulative_LEB < target_LE1.ceil()).sum(-1, keepdim=True)
+    inside_LE1 = counts_LEB.gather(-1, bin_LE1)
+    before_LE1 = cumulative_LEB.gather(-1, bin_LE1) - inside_LE1
+    position_LE = (bin_LE1 + (target_LE1 - before_LE1) / inside_LE1)[..., 0]
+    lower_L, width_L = bin_edges(bias_LE, counts_LEB.shape[2])
+    return -(lower_L[:, None] + position_LE * width_L[:, None])
 
 
 class ExpertThreshold(Balancing):

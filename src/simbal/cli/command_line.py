@@ -124,7 +124,7 @@ def defer(override: "Override") -> str:
 
     Hydra would set the key before it calls the sweeper, in a config whose default option lacks the key.
     """
-    is_plain = override.type.name == "CHANGE" and not override.is_sweep_override()
+    is_plain = override.type.name in ("CHANGE", "FORCE_ADD") and not override.is_sweep_override()
     group, _, key = override.key_or_group.partition(".")
     if is_plain and group in OPEN_GROUPS and key:
         return f"{override.get_key_element()}=choice({override.get_value_string()})"

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic.fields import FieldInfo
 
+from simbal.config.layers import selected_layers
 from simbal.config.schedule import Schedule
 from simbal.config.values import check_name, check_nonnegative, divisors, require_no_credentials
 from simbal.errors import UserError
@@ -369,6 +370,7 @@ class Config(Group):
             raise UserError("optim.algorithm=muon needs whole matrices, but trainer=fsdp shards them: use trainer=ddp")
         for name, keys in self.balancing.items():
             Schedule.parse(f"balancing.{name}.schedule", keys.get("schedule"), self.trainer.max_steps)
+            selected_layers(f"balancing.{name}.", keys, self.model.num_layers)
         return self
 
 

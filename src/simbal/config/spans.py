@@ -11,9 +11,11 @@ from functools import lru_cache
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 
+from simbal.config.layers import LAYER_KEYS
 from simbal.errors import ConfigError
 
 MAX_VALUES = 10_000  # a typo such as 0-1000000000 must not fill the memory
+_LAYER_KEY = re.compile(rf"balancing\.[^.=]+\.({'|'.join(LAYER_KEYS)})=")
 _SPAN = re.compile(r"([0-9]+)-([0-9]+)(?::([0-9]+))?")
 
 
@@ -35,7 +37,11 @@ def parse(lines: Iterable[str], integer_keys: Collection[str], parser: Overrides
 
 @lru_cache(maxsize=1 << 16)
 def read(line: str) -> Override:
-    """Parse one `key=value` line. Parsing takes a millisecond, so the result is cached."""
+    """Parse one `key=value` line. Parsing takes a millisecond, so the result is cached.
+
+    The files of strategies do not have the keys that select layers, so the line adds them.
+    """
+    line = f"++{line}" if _LAYER_KEY.match(line) else line
     return OverridesParser.create().parse_overrides([line])[0]
 
 

@@ -25,6 +25,7 @@ from simbal.data.sources import SPLITS
 from simbal.errors import UserError
 from simbal.runs.record import verify_checksum
 
+CHUNK = 1 << 24  # tokens counted at a time
 META, VERIFIED = "meta.json", "verified.json"
 FILES = ("byte_len.bin", *(f"{split}/{file}" for split in SPLITS for file in ("tokens.bin", "docs.idx")))
 
@@ -77,6 +78,12 @@ class Store:
     def tokens(self, split: str) -> NDArray[Any]:
         """Return all ids of a split, (tokens,); uint16, or uint32 for a vocabulary above 65536."""
         return read_array(self.path / split / "tokens.bin", self.meta["dtype"])
+
+    def token_counts(self) -> NDArray[np.int64]:
+        """Return the number of training tokens of each id, (V,)."""
+        ids, size = self.tokens("train"), len(self.byte_len)
+        parts = (np.bincount(ids[first : first + CHUNK], minlength=size) for first in range(0, len(ids), CHUNK))
+        return sum(parts, np.zeros(size, np.int64))
 
     def document_ends(self, split: str) -> NDArray[np.uint64]:
         """Return the position after each document's end of text, (documents,), increasing."""

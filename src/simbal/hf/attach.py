@@ -313,7 +313,7 @@ def use_model_bias(composition: Composition, routers: Sequence[HFRouter], model:
         bias = routers[0].bias_at[1] if routers[0].bias_at else ""
         fix = f"set bias_dtype='fp32', and m.{bias}.data = m.{bias}.data.float() for each module m that has this bias"
         raise UserError(f"{name}: half precision rounds the bias updates to 0; {fix}")
-    composition.chooser = None
+    composition.choosers.clear()
     model_bias.read()
     return model_bias
 

@@ -147,8 +147,9 @@ def require_unsteered(balancing: Composition, num_experts: int, top_k: int, arch
         raise UserError(f"balancing.{balancing.mapper} computes the router logits differently from {architecture}")
     if balancing.adjuster is not None:
         raise UserError(f"balancing.{balancing.adjuster} adjusts the router logits, which {architecture} does not")
-    if balancing.eval().choice_scores(candidates) is not logits_NE:
-        raise UserError(f"balancing.{balancing.chooser} changes the choice of experts, which {architecture} does not")
+    for name in balancing.choosers:
+        if balancing.parts[name].eval().choice_scores(candidates) is not logits_NE:
+            raise UserError(f"balancing.{name} changes the choice of experts, which {architecture} does not")
 
 
 def require_free(target: Path, config_hash: str, overwrite: bool) -> None:

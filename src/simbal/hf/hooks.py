@@ -177,7 +177,7 @@ class Hooks:
         elif self.finished:
             first = self.finished[0].decisions[router.layer]
         with torch.autocast(logits_NE.device.type, enabled=False):
-            adjusted_NE = steering.adjust_logits(logits_NE.to(at_least_fp32(logits_NE)))
+            adjusted_NE = steering.at(router.layer).adjust_logits(logits_NE.to(at_least_fp32(logits_NE)))
             probs_NE = apply_gating(adjusted_NE, router.gating)
             with torch.no_grad():
                 if first is not None and is_close(adjusted_NE, first.logits_NE, rtol=1e-3, atol=1e-5):

@@ -8,6 +8,7 @@ Shapes: E experts, D model width.
 """
 
 import hashlib
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +25,12 @@ def generator(seed: int, stream: str) -> torch.Generator:
 
 
 @torch.no_grad()
-def initialize(model: Transformer, seed: int, std: float, router_init: str, width_ratio: float = 1.0) -> None:
+def initialize(
+    model: Transformer, seed: int, std: float, router_init: str | Sequence[str], width_ratio: float = 1.0
+) -> None:
     """Initialize biases to 0, routers with `init_router`, and matrices with N(0, std^2) truncated at 3 std.
 
+    `router_init` is a kind of initialization, or one per layer.
     `width_ratio` is the base width divided by the model's width (muP; Yang et al. 2022, arXiv 2203.03466, table 3). The
     embedding keeps std. Hidden matrices have std * width_ratio^(1/2). The head has std * width_ratio, and so has a
     router with `router_init=normal`, because both map to a fixed number of logits.
@@ -43,8 +47,9 @@ def initialize(model: Transformer, seed: int, std: float, router_init: str, widt
             spread = std * width_ratio**power
             nn.init.trunc_normal_(parameter, std=spread, a=-3 * spread, b=3 * spread, generator=source)
     router_weights = generator(seed, "router")
-    for router in model.routers:
-        init_router(router.weight_ED, router_init, std * width_ratio, router_weights)
+    kinds = [router_init] * len(model.routers) if isinstance(router_init, str) else router_init
+    for router, kind in zip(model.routers, kinds, strict=True):
+        init_router(router.weight_ED, kind, std * width_ratio, router_weights)
 
 
 @torch.no_grad()

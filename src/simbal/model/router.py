@@ -121,8 +121,13 @@ class Candidates:
 class Steering(Protocol):
     """The interface through which a balancing strategy changes a router's decisions.
 
-    The model depends only on this interface. The default methods change nothing.
+    The model depends only on this interface. The default methods change nothing. `logits` and `choice_scores` are told
+    their layer; the other members are those of `at(layer)`.
     """
+
+    def at(self, layer: int) -> "Steering":
+        """Return the steering with the `ragged`, `drops` and `adjust_logits` of one layer."""
+        return self
 
     @property
     def ragged(self) -> bool:
@@ -155,6 +160,10 @@ class SteeringWrapper(Steering):
     """Delegates to another steering, `strategy`; subclasses override single methods."""
 
     strategy: Steering
+
+    def at(self, layer: int) -> Steering:
+        """Return the strategy of one layer."""
+        return self.strategy.at(layer)
 
     @property
     def ragged(self) -> bool:
@@ -219,14 +228,15 @@ class Router(nn.Module):
             return steering.choice_scores(Candidates(self.layer, tokens_BS, logits_NE, probs_NE, self.top_k))
 
         wide = torch.promote_types(x_ND.dtype, torch.float32)
+        here = None if steering is None else steering.at(self.layer)
         with torch.autocast(x_ND.device.type, enabled=False):
             map_to_logits = steering.logits if steering else linear_logits
             logits_NE = map_to_logits(x_ND.to(wide), weight_ED.to(wide), self.layer)
-            if steering:
-                logits_NE = steering.adjust_logits(logits_NE)
+            if here:
+                logits_NE = here.adjust_logits(logits_NE)
             return Routing.of_logits(
                 logits_NE, self.top_k, weight_ED, len(tokens_BS), self.gating, self.renormalize, choice_scores,
-                ragged=steering is not None and steering.ragged, drops=steering is not None and steering.drops,
+                ragged=here is not None and here.ragged, drops=here is not None and here.drops,
                 scale=self.scale,
             )  # fmt: skip
 

@@ -6,6 +6,7 @@ Reference: arXiv 2506.14038, section 4.2 (five seeds of MoE-M), tables 3, 4, 7, 
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from simbal.config.layers import LAYER_KEYS
 from simbal.metrics.definitions import Metric
 from simbal.report.arms import Arm
 from simbal.report.columns import ABSENT, NAMED, Cell, number_cell
@@ -18,6 +19,7 @@ NOTE = (
 )
 NOTHING_REPORTED = "The paper reports none of these columns for these strategies."
 READING = {"schedule": None, "scope": "sequence", "norm": "E", "reduction": "sum", "over_layers": None}
+READING |= dict.fromkeys(LAYER_KEYS)
 
 
 class Reported(NamedTuple):

@@ -70,9 +70,9 @@ def cpu_multiplies_bf16() -> bool:
     return bool(flags & BF16_FLAGS)
 
 
-def resolve_router_init(init: str, balancing: Composition) -> str:
-    """Return the router initialization; `auto` is the preference of the strategies."""
-    return balancing.router_init if init == "auto" else init
+def resolve_router_init(init: str, balancing: Composition, num_layers: int) -> list[str]:
+    """Return the router initialization of each layer; `auto` is the preference of the strategies."""
+    return [balancing.router_init(layer) if init == "auto" else init for layer in range(num_layers)]
 
 
 def choose_backend(spec: RunSpec, device: torch.device, precision: str) -> BackendChoice | None:
@@ -108,13 +108,21 @@ def transformer_shape(spec: RunSpec, end_of_text: int) -> TransformerShape:
     return replace(shape, attention_scale=math.sqrt(base) / shape.head_width)
 
 
-def build_strategies(spec: RunSpec, shape: TransformerShape) -> Composition:
-    """Return the balancing strategies of a run.
+def build_strategies(spec: RunSpec, shape: TransformerShape, store: Store | None = None) -> Composition:
+    """Return the balancing strategies of a run; without the data in `store`, only to check or to inspect them.
 
     Raises:
         UserError: a strategy rejects its keys or cannot be trained with FSDP.
     """
-    facts = {"num_layers": shape.num_layers, "num_experts": shape.num_experts, "seed": spec.config.seed}
+    facts = {
+        "num_layers": shape.num_layers,
+        "num_experts": shape.num_experts,
+        "seed": spec.config.seed,
+        "end_of_text": store.meta["eot"] if store else 0,
+        "token_counts": lambda: (
+            torch.from_numpy(store.token_counts()) if store else torch.ones(shape.vocab_size).long()
+        ),
+    }
     group, trainer = spec.config.balancing, spec.config.trainer
     balancing = build_balancing(group, facts, trainer.max_steps, spec.config.optim.aux_layer_reduce, spec.trusted)
     for name, part in balancing.parts.items():
@@ -134,11 +142,11 @@ def build_module(spec: RunSpec, store: Store, device: torch.device, precision: s
     """
     trainer = spec.config.trainer
     shape = transformer_shape(spec, store.meta["eot"])
-    balancing = build_strategies(spec, shape)
+    balancing = build_strategies(spec, shape, store)
     choice = choose_backend(spec, device, precision)
     kernels = choose_kernels(spec, device, precision).name
     model = Transformer(shape, choice.name if choice else None, trainer.activation_checkpointing, kernels)
-    router_init = resolve_router_init(spec.config.router.init, balancing)
+    router_init = resolve_router_init(spec.config.router.init, balancing, len(model.routers))
     width_ratio = mup_width_ratio(spec.config.optim, shape.d_model)
     initialize(model, spec.config.seed, spec.config.model.init_std, router_init, width_ratio)
     balancing.prepare(model.routers)
@@ -169,10 +177,10 @@ def check_buildable(spec: RunSpec, here: bool) -> None:
         choose_kernels(spec, device, precision)
     with torch.device("meta"):
         model = Transformer(shape, choice.name if choice else "reference", trainer.activation_checkpointing)
-    router_init = resolve_router_init(spec.config.router.init, balancing)
-    for router in model.routers:
+    router_init = resolve_router_init(spec.config.router.init, balancing, len(model.routers))
+    for router, kind in zip(model.routers, router_init, strict=True):
         router.to_empty(device="cpu")
-        init_router(router.weight_ED, router_init, spec.config.model.init_std, generator(spec.config.seed, "router"))
+        init_router(router.weight_ED, kind, spec.config.model.init_std, generator(spec.config.seed, "router"))
     balancing.prepare(model.routers)
 
 

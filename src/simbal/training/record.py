@@ -53,7 +53,7 @@ def describe_run(
         "backend_choice": choice.described if choice else None,
         "kernels": module.model.kernels,
         "kernels_choice": choose_kernels(spec, device, precision).described,
-        "router_init": resolve_router_init(spec.config.router.init, module.balancing) if is_moe else None,
+        "router_init": describe_router_init(spec, module) if is_moe else None,
         "precision": precision,
         "parameters": count_parameters(module.model),
         "steps": trainer.max_steps,
@@ -63,19 +63,33 @@ def describe_run(
     }
 
 
+def describe_router_init(spec: RunSpec, module: LitMoE) -> str:
+    """Return the routers' initialization, or one per layer if they differ."""
+    kinds = resolve_router_init(spec.config.router.init, module.balancing, module.model.shape.num_layers)
+    return ", ".join(kinds if len({*kinds}) > 1 else kinds[:1])
+
+
 def describe_objective(module: LitMoE) -> dict[str, dict[str, Any]]:
-    """Return each strategy's formula, source and declared properties, and the coefficient if it has a loss."""
+    """Return each strategy's formula, source and declared properties.
+
+    The coefficient is included if the strategy has a loss, and the layers if it does not act in all.
+    """
     shape, balancing = module.model.shape, module.balancing
     objective: dict[str, dict[str, Any]] = {}
     for name, part in balancing.parts.items():
         objective[name] = {"formula": part.formula, "citation": part.citation, "properties": asdict(part.properties)}
+        if name in balancing.layers:
+            objective[name]["layers"] = [*balancing.layers[name]]
         if part.properties.differentiable:
-            reduction = balancing.layer_reduction(name)
+            reduction, num_layers = (
+                balancing.layer_reduction(name),
+                len(balancing.layers.get(name, module.model.routers)),
+            )
             objective[name] |= {
                 "coef": part.coef,
                 "schedule": balancing.schedule(name).points,
                 "over_layers": reduction,
-                "effective_coef": part.effective_coef(shape.num_layers if reduction == "sum" else 1, shape.top_k),
+                "effective_coef": part.effective_coef(num_layers if reduction == "sum" else 1, shape.top_k),
                 "unit": part.unit,
             }
     return objective
@@ -85,7 +99,8 @@ def print_header(spec: RunSpec, run: dict[str, Any]) -> None:
     """Print and log strategies, expert backend and kernels, and notes on slow precision and short runs."""
     lines = []
     for name, part in run["objective"].items():
-        lines.append(f"{name}: {part['formula']}")
+        layers = f" in layers {', '.join(map(str, part['layers']))}" if "layers" in part else ""
+        lines.append(f"{name}{layers}: {part['formula']}")
         if "coef" in part:
             points = ", ".join(f"{factor:g} at step {step}" for step, factor in part["schedule"])
             schedule = f" times {points}" if len(part["schedule"]) > 1 else ""
