@@ -25,7 +25,7 @@ help: ## list the targets
 setup: $(STAMP) ## create .venv with the tested versions
 
 $(STAMP): pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "simbal needs Python 3.11 or newer; set PYTHON=")'
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11, 5) and "simbal needs Python 3.11.5 or newer; set PYTHON=")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet -c constraints.txt --upgrade pip  # the pip that comes with Python 3.11 takes twice as long
 	$(BIN)/pip install --quiet --no-compile -c constraints.txt -e '.[dev]'  # most modules are never imported, so skip compiling them
