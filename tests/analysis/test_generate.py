@@ -36,7 +36,8 @@ def model_and_steering(case, document_end: int | None = None) -> tuple[Transform
 
 
 def tokens(batch: int = 2, length: int = 12) -> torch.Tensor:
-    return torch.randint(0, END, (batch, length), generator=torch.Generator().manual_seed(2))
+    # below the vocabulary of the conformance suite, for which a balanced table of `hash` is made
+    return torch.randint(0, 32, (batch, length), generator=torch.Generator().manual_seed(2))
 
 
 def in_pieces(model, steering, tokens_BS, pieces) -> torch.Tensor:
