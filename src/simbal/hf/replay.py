@@ -180,7 +180,7 @@ class Recorder(Passes):
         self.positions.append(positions_N2)
 
     def after(self, router: HFRouter, module: nn.Module, args: Any, output: Any) -> None:
-        """Keep the experts, except those of a recomputation by gradient checkpointing."""
+        """Keep the experts, unless gradient checkpointing is recomputing an earlier pass."""
         if self.running and output is not None:
             self.tables[router.layer].append(output[2].flatten(0, -2).to(torch.int16))
 
@@ -200,9 +200,9 @@ class Replayer(Passes):
 
     def before(self, router: HFRouter, module: nn.Module, args: Any) -> None:
         """Fix the choice."""
-        rows_N = self.rows_N.to(router.weight_ED.device)
+        rows_N = self.rows_N.to(router.parameter_ED.device)
         experts_NK = self.routes.experts[router.layer].to(rows_N.device)[rows_N.clamp(min=0)].long()
-        self.choice = FixedChoice(experts_NK, rows_N >= 0, len(router.weight_ED))
+        self.choice = FixedChoice(experts_NK, rows_N >= 0, len(router.parameter_ED))
         self.choice.__enter__()  # type: ignore[no-untyped-call]
 
     def after(self, router: HFRouter, module: nn.Module, args: Any, output: Any) -> None:

@@ -119,7 +119,8 @@ def assign_folders(jobs: Sequence[Job], columns: Sequence[str] = ()) -> Sequence
 def labels(jobs: Sequence[Job]) -> list[str]:
     """Return the overrides of each job that not all jobs share, or the name of its folder if none is left."""
     common = set(jobs[0]).intersection(*jobs)
-    return [" ".join(line for line in job if line not in common) or job.spec.path.name for job in jobs]
+    varied = (" ".join(line.lstrip("+") for line in job if line not in common) for job in jobs)
+    return [label or job.spec.path.name for label, job in zip(varied, jobs, strict=True)]
 
 
 def summary(attempts: Sequence[Attempt]) -> str:
