@@ -1,5 +1,6 @@
 """Cases of the conformance suite: every strategy of conf/balancing with its defaults and in variants."""
 
+from functools import cache
 from pathlib import Path
 
 import yaml
@@ -29,6 +30,7 @@ VARIANTS = {
 }  # fmt: skip
 
 
+@cache
 def registered(folder: Path = CONF) -> dict[str, dict]:
     """The keys of each strategy that a YAML file of `folder` defines, by name."""
     files = [yaml.safe_load(file.read_text()) for file in sorted(folder.glob("*.yaml"))]

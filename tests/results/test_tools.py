@@ -19,6 +19,8 @@ STUDIES = sorted(file.parent.name for file in RESULTS.glob("*/rows.csv"))
 PAGES = [page for page in sorted(RESULTS.glob("**/README.md")) if "<!-- table" in page.read_text()]
 TO_RUN = sorted({file.parent.name for name in ("sweep.yaml", "origin.json") for file in RESULTS.glob(f"*/{name}")})
 SEARCHES = {"bench_tuning"}  # its points are drawn
+LARGE = {"league", "league_tuning"}  # with many options
+TO_COMPOSE = [pytest.param(study, marks=pytest.mark.slow) if study in LARGE else study for study in TO_RUN]
 
 
 @pytest.fixture
@@ -130,7 +132,7 @@ def test_figures_are_drawn_from_their_numbers(tmp_path):
         assert {file.name: file.read_text() for file in drawn.glob("*.svg")} == kept
 
 
-@pytest.mark.parametrize("study", TO_RUN)
+@pytest.mark.parametrize("study", TO_COMPOSE)
 def test_the_command_of_a_study_composes_the_runs_of_its_table(study):
     jobs = compose(["-m", *overrides(RESULTS / study)])
     assert {Path(job["folder"]).parent.name for job in jobs} == {study}

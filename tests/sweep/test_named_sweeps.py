@@ -21,6 +21,11 @@ SHORT = (  # d_model is the largest number of experts, as a frozen router has or
 )  # fmt: skip
 WORDS = {"six": 6, "nine": 9, "ten": 10, "twelve": 12, "fifteen": 15, "eighteen": 18, "thirty": 30}
 TRAINED = ("bias_controllers", "controls", "experts_grid", "learning_rate")  # tests/results composes the other studies
+COUNTED = [
+    pytest.param(name, marks=pytest.mark.slow) if name == "league" else name
+    for name in FILES
+    if name != "coefficient_search"
+]
 FEWER = {"experts_grid": ["model.num_experts=16"]}
 
 
@@ -34,7 +39,7 @@ def test_it_asks_a_question_states_its_cost_and_has_its_own_folder(name):
     assert name in options("sweeps")
 
 
-@pytest.mark.parametrize("name", sorted({*FILES} - {"coefficient_search"}))
+@pytest.mark.parametrize("name", COUNTED)
 def test_it_has_as_many_runs_as_its_comment_says(name):
     count = re.search("Cost: (.*?) runs", " ".join(first_comment(FILES[name])))[1]  # such as `29 x 3`
     assert len(compose(["-m", f"sweeps={name}"])) == math.prod(WORDS.get(n) or int(n) for n in count.split(" x "))

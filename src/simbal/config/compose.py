@@ -1,5 +1,6 @@
 """Turns the config that Hydra composes, or that a file holds, into a checked `Config`."""
 
+from functools import cache
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
@@ -31,9 +32,15 @@ def validate(model: type[M], plain: Any, prefix: str = "") -> M:
         if isinstance(value, str) and value == MISSING:
             raise ConfigError(f"{key} has no value: set {key}=VALUE")
     try:
-        return TypeAdapter(model).validate_python(plain)
+        valid: M = _adapter(model).validate_python(plain)  # type: ignore[arg-type]
+        return valid
     except ValidationError as error:
         raise ConfigError(describe_validation_error(error, prefix)) from None
+
+
+@cache  # its first validation builds a schema in 10 ms
+def _adapter(model: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(model)
 
 
 def validate_config(plain: Any) -> Config:

@@ -2,9 +2,10 @@
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
+from functools import cache
 from typing import Any
 
-from pydantic import ConfigDict, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from simbal.config.messages import describe_validation_error
 from simbal.errors import ConfigError
@@ -25,6 +26,19 @@ def check_arguments(
         arguments: values by parameter name.
         given: names of the arguments that the caller adds.
     """
+    model = _arguments_model(function, frozenset(given))
+    try:
+        model.model_validate(dict(arguments))
+    except ValidationError as error:
+        fields = model.model_fields
+        message = describe_validation_error(error, prefix, [f"{prefix}{name}" for name in fields])
+        takes = ", ".join(fields) or "no keys"
+        raise ConfigError(f"{message} ({function.__name__} takes {takes})") from None
+
+
+@cache  # pydantic takes 10 ms to create a model
+def _arguments_model(function: Callable[..., Any], given: frozenset[str]) -> type[BaseModel]:
+    """Return a model with a field for each parameter of `function` that is not `given`."""
     try:
         signature = inspect.signature(function, eval_str=True)
     except NameError:  # an annotation that is imported for type checkers only
@@ -34,9 +48,4 @@ def check_arguments(
         is_known = p.annotation is not p.empty and not isinstance(p.annotation, str)
         if p.name not in given:
             fields[p.name] = (p.annotation if is_known else Any, ... if p.default is p.empty else p.default)
-    try:
-        create_model(function.__name__, __config__=STRICT, **fields).model_validate(dict(arguments))
-    except ValidationError as error:
-        message = describe_validation_error(error, prefix, [f"{prefix}{name}" for name in fields])
-        takes = ", ".join(fields) or "no keys"
-        raise ConfigError(f"{message} ({function.__name__} takes {takes})") from None
+    return create_model(function.__name__, __config__=STRICT, **fields)

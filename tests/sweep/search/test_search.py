@@ -191,6 +191,7 @@ def test_other_pruners_run(search, pruner):
     assert len(search.trials(COMPLETE)) == 3
 
 
+@pytest.mark.slow
 def test_a_stopped_search_resumes_and_only_one_search_uses_a_folder(app):
     app.behave(hang_after=1)
     how = (*OPTUNA, *SPACE, "hydra.sweeper.n_trials=3", "hydra.sweeper.n_jobs=1")
