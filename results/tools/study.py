@@ -65,14 +65,9 @@ def write_origin(records: list[dict[str, Any]], command: str, study: Path) -> No
 
 def write(table: Table, study: Path) -> None:
     """Write rows.csv, documents.csv and curves.csv."""
-    runs = [(row, run) for row in table.rows for run in row.arm.runs]
-    keys = [*dict.fromkeys(key for _, run in runs for key in [*run.result["metrics"], *run.analyzed])]
-    rows, documents = [[*LABELS, *keys, SHARE]], [["run", "document", "tokens", "nats"]]
-    for row, run in runs:
-        share = row.tokens_to_loss.shares.get(run.seed, "") if row.tokens_to_loss else ""
-        setting = " ".join(f"{key}={cell.text}" for key, cell in row.arm.label.items() if key != "balancing")
-        labels = [row.arm.name, row.arm.balancing, setting, run.seed, run.path.name]
-        rows.append([*labels, *(run.value(key) for key in keys), NEVER if share is None else share])
+    runs = [run for row in table.rows for run in row.arm.runs]
+    documents = [["run", "document", "tokens", "nats"]]
+    for run in runs:
         if run.documents:
             pairs = enumerate(zip(run.documents.tokens, run.documents.nats, strict=True))
             documents += [[run.path.name, place, tokens, nats] for place, (tokens, nats) in pairs]
@@ -91,9 +86,22 @@ def write(table: Table, study: Path) -> None:
         for x, mean, band in zip(curve.xs, curve.means, curve.bands or [""] * len(curve.xs), strict=True)
     ]
     points.insert(0, ["figure", "arm", "style", "x", "mean", "band", "rival"])
-    for name, lines in (("rows", rows), ("documents", documents), ("curves", points)):
+    for name, lines in (("rows", rows_of(table)), ("documents", documents), ("curves", points)):
         with (study / f"{name}.csv").open("w", encoding="utf-8", newline="") as file:
             csv.writer(file, lineterminator="\n").writerows(lines)
+
+
+def rows_of(table: Table) -> list[list[Any]]:
+    """Return the labels and numbers of each run, below a line of column names."""
+    runs = [(row, run) for row in table.rows for run in row.arm.runs]
+    keys = [*dict.fromkeys(key for _, run in runs for key in [*run.result["metrics"], *run.analyzed])]
+    rows: list[list[Any]] = [[*LABELS, *keys, SHARE]]
+    for row, run in runs:
+        share = row.tokens_to_loss.shares.get(run.seed, "") if row.tokens_to_loss else ""
+        setting = " ".join(f"{key}={cell.text}" for key, cell in row.arm.label.items() if key != "balancing")
+        labels = [row.arm.name, row.arm.balancing, setting, run.seed, run.path.name]
+        rows.append([*labels, *(run.value(key) for key in keys), NEVER if share is None else share])
+    return rows
 
 
 def _flatten(content: dict[str, Any], prefix: str = "") -> Iterator[str]:
