@@ -36,8 +36,8 @@ def verify(results: Path) -> list[str]:
 
 
 def sums(results: Path) -> list[str]:
-    """Return a line of SHA256SUMS for each CSV file of the studies, except partial.csv, which still grows."""
-    files = sorted(file for file in results.glob("*/*.csv") if file.name != "partial.csv")
+    """Return a line of SHA256SUMS for each CSV file of the studies, except those that still grow."""
+    files = sorted(file for file in results.glob("*/*.csv") if not file.name.startswith("partial"))
     return [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.relative_to(results)}" for file in files]
 
 

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from results.tools.combine import combine
 from results.tools.figures import draw
 from results.tools.pages import MARKED, Pages
+from results.tools.rows import read_rows, read_table, recompute
 from results.tools.study import overrides
 from results.tools.verify import SUMS, check_sums, sums, verify
 from tests.composing import compose
@@ -120,6 +122,26 @@ def test_a_table_of_numbers_without_a_mark_is_found(copy):
 def test_a_marked_table_that_lost_its_end_is_found(copy):
     replace(copy / "collapse/README.md", "<!-- /table -->", "")
     assert "collapse/README.md: a marked table has no end marker" in verify(copy)
+
+
+def test_combined_rows_of_machines_give_the_table_of_one(copy):
+    study = copy / "collapse"
+    kept = {row.arm.name: row for row in recompute(read_rows(study), read_table(study)).values()}
+    lines = (study / "rows.csv").read_text().splitlines()
+    ends = ["commit,cpu", *("e29cee0,one" if number % 2 else "e29cee0,another" for number in range(len(lines) - 1))]
+    (study / "partial.csv").write_text("\n".join(f"{line},{end}" for line, end in zip(lines, ends, strict=True)))
+    (study / "sweep.yaml").write_text("baseline: none\ncolumns: [loss, max_vio]\n")
+    for name in ("documents.csv", "README.md"):  # not kept for runs of several machines
+        (study / name).unlink()
+    combine(study)
+    assert verify(copy) == []
+    rows = recompute(read_rows(study), read_table(study))
+    losses = [row.summaries["val/loss"].mean for row in rows.values()]
+    assert losses == sorted(losses)
+    assert {name: row.summaries["val/loss"] for name, row in rows.items()} == {
+        name: row.summaries["val/loss"] for name, row in kept.items()
+    }
+    assert rows["lbl"].differences["val/loss"].low == pytest.approx(kept["lbl"].differences["val/loss"].low)
 
 
 def test_figures_are_drawn_from_their_numbers(tmp_path):

@@ -1,0 +1,64 @@
+"""Make the tables of a study with runs of several machines: python -m results.tools.combine results/bench_repair
+
+rows.csv, table.json and table.md follow from partial.csv, and the baseline and columns from sweep.yaml.
+"""
+
+import csv
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import yaml
+
+from results.tools.rows import METRICS, SHARE, StudyArm, read_csv, read_rows
+from results.tools.verify import SUMS, rewrite, sums
+from simbal.metrics.definitions import short_name
+from simbal.report.statistics import summarize
+
+NO_NUMBERS = ("sweep", "tokens", "commit", "cpu", SHARE)  # columns of partial.csv that rows.csv does not have
+MARGIN = 0.026
+
+
+def combine(study: Path) -> None:
+    """Write rows.csv, table.json and table.md."""
+    sweep = yaml.safe_load((study / "sweep.yaml").read_text(encoding="utf-8"))
+    rows = [*read_csv(study / "partial.csv")]
+    losses: dict[str, list[float]] = {}
+    for row in rows:
+        losses.setdefault(row["arm"], []).append(float(row["val/loss"]))
+    rows.sort(key=lambda row: (fmean(losses[row["arm"]]), int(row["seed"])))
+    with (study / "rows.csv").open("w", encoding="utf-8", newline="") as file:
+        columns = [key for key in rows[0] if key not in NO_NUMBERS]
+        lines = csv.DictWriter(file, columns, extrasaction="ignore", lineterminator="\n")
+        lines.writeheader()
+        lines.writerows(rows)
+    metrics = {key: metric.title for key, metric in METRICS.items() if short_name(key) in sweep["columns"]}
+    table = {
+        "name": study.name, "baseline": sweep["baseline"], "equivalence_margin": MARGIN, "metrics": metrics,
+        "arms": [_arm_json(arm, metrics) for arm in read_rows(study).values()], "notes": [],
+    }  # fmt: skip
+    (study / "table.json").write_text(json.dumps(table), encoding="utf-8")
+    rewrite(study)
+    (study.parent / SUMS).write_text("\n".join([*sums(study.parent), ""]), encoding="utf-8")
+
+
+def _arm_json(arm: StudyArm, metrics: dict[str, str]) -> dict[str, Any]:
+    """Return an arm of table.json without its differences, which `rewrite` computes."""
+    summaries = {key: summarize([*arm.values(key).values()]) for key in metrics}
+    return {
+        "label": dict(part.split("=") if "=" in part else ("balancing", part) for part in arm.name.split()),
+        "runs": [
+            {"folder": run.record, "seed": run.seed, "values": {key: run.numbers.get(key) for key in metrics}}
+            for run in arm.runs
+        ],
+        "summaries": {key: summary and asdict(summary) for key, summary in summaries.items()},
+        "tokens_to_loss": None,
+        "paper": {},
+    }
+
+
+if __name__ == "__main__":
+    combine(Path(sys.argv[1]))
