@@ -42,6 +42,11 @@ def test_a_key_of_one_strategy_varies_only_its_arm():
     ]
 
 
+def test_a_label_shows_an_added_key_without_its_plus_signs():
+    runs = compose(["-m", "balancing=hash", "balancing.hash.first=1,2"])
+    assert [run["label"] for run in runs] == ["balancing.hash.first=1", "balancing.hash.first=2"]
+
+
 def test_a_key_that_no_arm_has_is_named_with_its_option():
     jobs = [["balancing=simbal", "balancing.lf.center=true"], ["balancing=lbl", "balancing.lf.center=true"]]
     with pytest.raises(UserError, match="balancing.lf.center .*balancing=lf"):

@@ -174,6 +174,16 @@ def test_mup_scales_spread_rates_epsilon_decay_and_attention_with_the_width(smal
         architecture_of(model.shape)
 
 
+def test_mup_scales_muons_rate_with_the_root_of_the_width_but_a_routers_with_the_width(small_spec):
+    keys = ("optim.mup=true", "optim.mup_base_width=64", "optim.mup_base_head_dim=32", "model.d_model=256")
+    spec = small_spec("optim=muon", "optim.muon_router=true", *keys, "model.d_expert=128")
+    optim, model = spec.config.optim, built(spec, 64 / 256)
+    rates = {id(p): group["lr"] / optim.lr for group in parameter_groups(model, optim) for p in group["params"]}
+    block = model.blocks[0]
+    weights = (block.attention.qkv.weight, block.feed_forward.w13_E2FD, block.feed_forward.router.weight_ED)
+    assert [rates[id(weight)] for weight in weights] == pytest.approx([1 / 2, 1 / 2, 1 / 4])
+
+
 @pytest.mark.parametrize("algorithm", ["adamw", "muon"])
 def test_the_coordinate_check_is_flat_for_mup_only(small_spec, algorithm):
     """After a few steps, mup changes activations equally at every width; the standard parametrization does not."""
