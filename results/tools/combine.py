@@ -1,6 +1,7 @@
 """Make the tables of a study with runs of several machines: python -m results.tools.combine results/bench_repair
 
-rows.csv, table.json and table.md follow from partial.csv, and the baseline and columns from sweep.yaml.
+rows.csv, table.json and table.md follow from partial.csv, and the baseline and columns from sweep.yaml. A baseline
+that is a balancing compares the arms of each sweep.
 """
 
 import csv
@@ -26,6 +27,10 @@ def combine(study: Path) -> None:
     """Write rows.csv, table.json and table.md."""
     sweep = yaml.safe_load((study / "sweep.yaml").read_text(encoding="utf-8"))
     rows = [*read_csv(study / "partial.csv")]
+    if len({row.get("sweep") for row in rows}) > 1:  # arms of one name in several sweeps
+        for row in rows:
+            row["arm"] += f" sweep={row['sweep']}"
+            row["setting"] = f"{row['setting']} sweep={row['sweep']}".strip()
     losses: dict[str, list[float]] = {}
     for row in rows:
         losses.setdefault(row["arm"], []).append(float(row["val/loss"]))

@@ -144,6 +144,25 @@ def test_combined_rows_of_machines_give_the_table_of_one(copy):
     assert rows["lbl"].differences["val/loss"].low == pytest.approx(kept["lbl"].differences["val/loss"].low)
 
 
+def test_arms_of_several_sweeps_are_compared_within_their_sweep(copy):
+    study = copy / "collapse"
+    lines = (study / "rows.csv").read_text().splitlines()
+    shifted = re.sub(r",3\.(\d+),", r",4.\1,", "\n".join(lines[1:])).splitlines()
+    rows = [f"{line},{sweep}" for sweep, found in (("short", lines[1:]), ("long", shifted)) for line in found]
+    (study / "partial.csv").write_text("\n".join([f"{lines[0]},sweep", *rows]))
+    (study / "sweep.yaml").write_text("baseline: none\ncolumns: [loss]\n")
+    for name in ("documents.csv", "README.md"):
+        (study / name).unlink()
+    combine(study)
+    assert verify(copy) == []
+    rows = recompute(read_rows(study), read_table(study))
+    assert len(rows) == 10
+    assert {row.other.name for name, row in rows.items() if row.other and "short" in name} == {"none sweep=short"}
+    assert rows["lbl sweep=long"].summaries["val/loss"].mean == pytest.approx(
+        1 + rows["lbl sweep=short"].summaries["val/loss"].mean
+    )
+
+
 def test_figures_are_drawn_from_their_numbers(tmp_path):
     for study in ("collapse", "league", "regimes"):
         drawn = tmp_path / study
