@@ -1,0 +1,47 @@
+"""The fit of the ladder finds known parameters, and its sizes are those of the models."""
+
+import numpy as np
+import pytest
+
+from results.tools.ladder import BATCH, Fit, active_parameters, compute, mean_losses, predict, steps
+from simbal.cost import parameters
+from simbal.training.build import transformer_shape
+from tests.conftest import CONF
+
+FLOOR, EXPONENT, SCALES = 2.0, 0.15, {"lbl": 1.5, "hash": 1.4, "frozen": 1.6}
+
+
+def loss(arm, size):
+    return FLOOR + SCALES[arm] * (compute(size) / compute(64)) ** -EXPONENT
+
+
+def test_an_exact_power_law_is_found_and_continued():
+    fit = Fit({arm: {size: loss(arm, size) for size in (64, 96, 128)} for arm in SCALES})
+    assert (fit.floor, fit.exponent) == pytest.approx((FLOOR, EXPONENT), rel=1e-3)
+    assert [fit.loss(arm, 192) for arm in SCALES] == pytest.approx([loss(arm, 192) for arm in SCALES], abs=1e-5)
+
+
+def test_the_range_of_a_prediction_has_the_size_of_its_noise():
+    noise = np.random.default_rng(1)
+    losses = {
+        arm: {size: {seed: loss(arm, size) + noise.normal(0, 0.005) for seed in (60, 61, 62)} for size in (64, 96, 128)}
+        for arm in SCALES
+    }
+    predicted, low, high = predict(losses, 192)["lbl"]
+    assert low <= predicted <= high
+    assert 0.001 < high - low < 0.1
+    assert predicted == pytest.approx(loss("lbl", 192), abs=0.03)
+    assert mean_losses(losses, [60, 60])["lbl"][64] == pytest.approx(losses["lbl"][64][60])
+
+
+@pytest.mark.parametrize("size", [64, 192])
+def test_sizes_are_those_of_the_models(size, small_spec):
+    keys = (f"model.d_model={size}", f"model.d_expert={size}", f"model.num_heads={size // 32}", "model.num_layers=3")
+    shape = transformer_shape(
+        small_spec(*keys, "model.num_experts=16", "model.top_k=2", "model.tie_embeddings=true"), 0
+    )
+    found = parameters(shape)
+    assert active_parameters(size) == found.active - found.embedding
+    assert abs(steps(size) * BATCH - 20 * active_parameters(size)) < BATCH
+    plan = (CONF.parent / "results/ladder/plan.md").read_text()
+    assert f"| {size} | {active_parameters(size):,} | {steps(size) * BATCH:,} | {steps(size):,} |" in plan
