@@ -264,7 +264,9 @@ def power(table: Table) -> Section:
         }
         rows.append(cells)
     if not rows:
-        raise UserError("power=true needs at least two pairs of seeds with a loss or perplexity below a unigram model's")
+        raise UserError(
+            "power=true needs at least two pairs of seeds with a loss or perplexity below a unigram model's"
+        )
     title = (
         f"additional pairs of seeds for {POWER:.0%} power, to resolve a true difference of {margin:g} nats per token "
         "or to show equivalence, with the intervals of this table"
