@@ -21,8 +21,8 @@ STUDIES = sorted(file.parent.name for file in RESULTS.glob("*/rows.csv"))
 PAGES = [page for page in sorted(RESULTS.glob("**/README.md")) if "<!-- table" in page.read_text()]
 TO_RUN = sorted({file.parent.name for name in ("sweep.yaml", "origin.json") for file in RESULTS.glob(f"*/{name}")})
 SEARCHES = {"bench_tuning"}  # its points are drawn
-LARGE = {"league", "league_tuning"}  # with many options
-TO_COMPOSE = [pytest.param(study, marks=pytest.mark.slow) if study in LARGE else study for study in TO_RUN]
+# the others take more than 10 s together
+TO_COMPOSE = ["collapse", *(pytest.param(study, marks=pytest.mark.slow) for study in TO_RUN if study != "collapse")]
 
 
 @pytest.fixture
