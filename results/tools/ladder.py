@@ -20,7 +20,7 @@ Losses = Mapping[str, Mapping[int, Mapping[int, float]]]  # by arm, size and see
 
 
 def active_parameters(size: int) -> int:
-    """Return the active parameters without embeddings of the model of width `size`."""
+    """Return the active parameters, without embedding and head, of the model of width `size`."""
     attention, experts, router, norms = 4 * size**2, 3 * TOP_K * size**2, EXPERTS * size, 2 * size
     return LAYERS * (attention + experts + router + norms) + size
 
@@ -70,13 +70,13 @@ def mean_losses(losses: Losses, seeds: Sequence[int]) -> dict[str, dict[int, flo
 def predict(losses: Losses, size: int) -> dict[str, tuple[float, float, float]]:
     """Return each arm's predicted loss at a size, with the 2.5 to 97.5% range over resamples of seeds."""
     seeds = seeds_of(losses)
-    drawn = np.random.default_rng(SEED).choice(seeds, (RESAMPLES, len(seeds)))
-    resamples = [Fit(mean_losses(losses, row.tolist())) for row in np.unique(np.sort(drawn), axis=0)]
-    _, weights = np.unique(np.sort(drawn), axis=0, return_counts=True)
+    drawn = np.sort(np.random.default_rng(SEED).choice(seeds, (RESAMPLES, len(seeds))))
+    different, counts = np.unique(drawn, axis=0, return_counts=True)
+    resamples = [Fit(mean_losses(losses, row.tolist())) for row in different]
     best = Fit(mean_losses(losses, seeds))
     found = {}
     for arm in best.arms:
-        values = np.repeat([fit.loss(arm, size) for fit in resamples], weights)
+        values = np.repeat([fit.loss(arm, size) for fit in resamples], counts)
         found[arm] = (best.loss(arm, size), *map(float, np.quantile(values, [0.025, 0.975])))
     return found
 

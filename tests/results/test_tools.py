@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from results.tools import partial
 from results.tools.combine import combine
 from results.tools.figures import draw
 from results.tools.pages import MARKED, Pages
-from results.tools.rows import read_rows, read_table, recompute
+from results.tools.rows import read_csv, read_rows, read_table, recompute
 from results.tools.study import overrides
 from results.tools.verify import SUMS, check_sums, sums, verify
 from tests.composing import compose
@@ -122,6 +123,26 @@ def test_a_table_of_numbers_without_a_mark_is_found(copy):
 def test_a_marked_table_that_lost_its_end_is_found(copy):
     replace(copy / "collapse/README.md", "<!-- /table -->", "")
     assert "collapse/README.md: a marked table has no end marker" in verify(copy)
+
+
+def test_each_finished_run_is_appended_once_with_commit_and_processor(write_run, tmp_path):
+    study, fields = (
+        tmp_path / "study",
+        {"code": {"commit": "e29cee0"}, "metrics": {"val/loss": 3.0, "val/max_vio": 0.5}},
+    )
+    study.mkdir()
+    for seeds in ((0,), (0, 1)):
+        paths = [write_run("lbl", seed=seed, **fields) for seed in seeds]
+        for path in paths:
+            (path / "metrics.jsonl").write_text('{"step": 1, "tokens": 2048, "val/loss": 4.5}\n')
+        write_run("simbal", seed=7, status="failed", error="diverged")
+        partial.main(paths[0].parent, study)
+    rows = [*read_csv(study / "partial.csv")]
+    kept = [(row["sweep"], row["balancing"], row["seed"], row["val/loss"], row["commit"]) for row in rows]
+    assert kept == [("fake", "lbl", "0", "3.0", "e29cee0"), ("fake", "lbl", "1", "3.0", "e29cee0")]
+    assert all("family" in row["cpu"] for row in rows)
+    curves = [{"run": row["run"], "tokens": "2048", "val/loss": "4.5"} for row in rows]
+    assert [*read_csv(study / "partial_curves.csv")] == curves
 
 
 def test_combined_rows_of_machines_give_the_table_of_one(copy):
