@@ -81,13 +81,13 @@ def predict(losses: Losses, size: int) -> dict[str, tuple[float, float, float]]:
     return found
 
 
-def read_losses(study: Path, prefix: str = "ladder_") -> Losses:
+def read_losses(study: Path) -> Losses:
     """Return the final losses of the sweeps `ladder_<size>`, by arm, size and seed."""
     losses: dict[str, dict[int, dict[int, float]]] = {}
     for arm in read_rows(study).values():
-        sweep = arm.setting.rpartition("sweep=")[2]
-        if sweep.removeprefix(prefix).isdigit():
-            losses.setdefault(arm.balancing, {})[int(sweep.removeprefix(prefix))] = arm.values("val/loss")
+        size = arm.setting.rpartition("sweep=ladder_")[2]
+        if size.isdigit():
+            losses.setdefault(arm.balancing, {})[int(size)] = arm.values("val/loss")
     return losses
 
 

@@ -1,4 +1,4 @@
-"""The fit of the ladder finds known parameters, and its sizes are those of the models."""
+"""The ladder's fit recovers known parameters, and its sizes match the models."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ def test_the_range_of_a_prediction_has_the_size_of_its_noise():
 
 
 @pytest.mark.parametrize("size", [64, 192])
-def test_sizes_are_those_of_the_models(size, small_spec):
+def test_sizes_match_the_models_and_the_plan(size, small_spec):
     keys = (f"model.d_model={size}", f"model.d_expert={size}", f"model.num_heads={size // 32}", "model.num_layers=3")
     shape = transformer_shape(
         small_spec(*keys, "model.num_experts=16", "model.top_k=2", "model.tie_embeddings=false"), 0

@@ -126,11 +126,9 @@ def test_a_marked_table_that_lost_its_end_is_found(copy):
 
 
 def test_each_finished_run_is_appended_once_with_commit_and_processor(write_run, tmp_path):
-    study, fields = (
-        tmp_path / "study",
-        {"code": {"commit": "e29cee0"}, "metrics": {"val/loss": 3.0, "val/max_vio": 0.5}},
-    )
+    study = tmp_path / "study"
     study.mkdir()
+    fields = {"code": {"commit": "e29cee0"}, "metrics": {"val/loss": 3.0, "val/max_vio": 0.5}}
     for seeds in ((0,), (0, 1)):
         paths = [write_run("lbl", seed=seed, **fields) for seed in seeds]
         for path in paths:
