@@ -87,7 +87,7 @@ def navigation(pages: dict[str, str]) -> list[dict[str, Any]]:
 
 
 def _study_title(page: str) -> str:
-    """Return `results/league_tuning/README.md` as "League tuning"."""
+    """Return `results/why_hash/README.md` as "Why hash"."""
     return page.split("/")[1].replace("_", " ").capitalize()
 
 

@@ -28,9 +28,15 @@ from scipy.stats import ttest_1samp
 
 from results.tools.rows import read_rows, read_table, recompute
 
-MARKED = re.compile(r"(<!-- table ?(\S*)\n(.*?)-->\n\n).*?(\n\n<!-- /table -->)", re.S)
+MARKED = re.compile(r"(<!-- table ?(\S*)\n(.*?)-->\n\n)(?:(?!<!-- table).)*?(\n\n<!-- /table -->)", re.S)
 ARGUMENT, FIELD = re.compile(r"{(\d+)}"), re.compile(r"{([^{}]+)}")
+OTHERS = {"plan.md", "table.md", "analyses.md", "claims.md", "others.md"}  # not pages of studies
 STATISTIC = re.compile(r"\b(mean|sd|low|high|min|max|effect|conclusion|detectable)([-+,.\d]*[def%]|\b)")
+
+
+def find_pages(results: Path) -> list[Path]:
+    """Return the pages of all studies."""
+    return [page for page in sorted(results.glob("**/*.md")) if page.name not in OTHERS]
 
 
 def compare_lines(found: Sequence[str], expected: Sequence[str]) -> list[str]:
@@ -42,8 +48,8 @@ def compare_lines(found: Sequence[str], expected: Sequence[str]) -> list[str]:
 class Study:
     """Statistics of a study by arm."""
 
-    def __init__(self, folder: Path) -> None:
-        self.arms, self.table = read_rows(folder), read_table(folder)
+    def __init__(self, path: Path) -> None:
+        self.arms, self.table = read_rows(path), read_table(path)
         self.compared = cache(lambda baseline: recompute(self.arms, self.table | {"baseline": baseline}))
 
     def statistics(self, key: str, name: str, baseline: str) -> dict[str, Any]:
@@ -132,5 +138,5 @@ class Pages:
 if __name__ == "__main__":
     results = Path(__file__).parents[1]
     pages = Pages(results)
-    for page in sorted(results.glob("**/README.md")):
+    for page in find_pages(results):
         page.write_text(pages.fill(page.read_text(encoding="utf-8"), page.parent.name), encoding="utf-8")

@@ -1,4 +1,8 @@
-"""Read a study's rows.csv, documents.csv and table.json, and recompute the numbers of table.json."""
+"""Read the runs of a study, and recompute the numbers of its table.json.
+
+A study is a folder with rows.csv, table.json and perhaps documents.csv, or two files: STUDY.csv has the rows, and
+STUDY.json the baseline, the metrics and the margin of a table.json.
+"""
 
 import csv
 import json
@@ -50,10 +54,10 @@ class StudyArm:
         return {run.seed: run.numbers[key] for run in self.runs if key in run.numbers}
 
 
-def read_rows(folder: Path) -> dict[str, StudyArm]:
-    """Return the arms of rows.csv by name, in the order of the table."""
-    arms, documents = dict[str, StudyArm](), _read_documents(folder / "documents.csv")
-    for row in read_csv(folder / "rows.csv"):
+def read_rows(study: Path) -> dict[str, StudyArm]:
+    """Return the arms of a study by name, in the order of the table."""
+    arms, documents = dict[str, StudyArm](), _read_documents(study / "documents.csv")
+    for row in read_csv(study / "rows.csv" if study.is_dir() else study.with_suffix(".csv")):
         name, balancing, setting, seed, run = (row.pop(label) for label in LABELS)
         numbers = {key: math.inf if value == NEVER else float(value) for key, value in row.items() if value}
         before = arms[name].runs if name in arms else ()
@@ -67,9 +71,10 @@ def read_csv(file: Path) -> Iterator[dict[str, str]]:
     yield from csv.DictReader(file.read_text(encoding="utf-8").splitlines() if file.exists() else [], strict=True)
 
 
-def read_table(folder: Path) -> dict[str, Any]:
-    """Return the content of table.json."""
-    return json.loads((folder / "table.json").read_text(encoding="utf-8"))
+def read_table(study: Path) -> dict[str, Any]:
+    """Return the content of table.json, or of STUDY.json."""
+    file = study / "table.json" if study.is_dir() else study.with_suffix(".json")
+    return json.loads(file.read_text(encoding="utf-8"))
 
 
 def recompute(arms: dict[str, StudyArm], table: dict[str, Any]) -> dict[str, Row]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from results.tools.pages import Pages, compare_lines
+from results.tools.pages import Pages, compare_lines, find_pages
 from results.tools.rows import METRICS, check_json, read_rows, read_table, recompute
 from simbal.report.columns import ABSENT, Cell
 from simbal.report.comparison import Row
@@ -29,7 +29,7 @@ def verify(results: Path) -> list[str]:
         rows = study.compared(study.table["baseline"])
         found = check_json(rows, study.table) or check_table(folder / "table.md", rows, study.table)
         wrong += [f"{folder.name}: {sentence}" for sentence in found]
-    for page in sorted(results.glob("**/README.md")):
+    for page in find_pages(results):
         found = pages.check(page.read_text(encoding="utf-8"), page.parent.name)
         wrong += [f"{page.relative_to(results)}: {sentence}" for sentence in found]
     return wrong

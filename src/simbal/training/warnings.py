@@ -23,7 +23,7 @@ log = logging.getLogger("simbal")
 STEPS_AFTER_WARMUP = 100  # steps after warm-up until bf16 weights are compared
 MOVED_FRACTION = 0.01  # warn if a smaller fraction of a weight's entries has changed
 MAX_ENTRIES = 4096  # compared entries per weight, to keep the copy small
-MIN_CLIP_FACTOR = 0.01  # below, AdamW's `eps` matters: see results/bench_grid
+MIN_CLIP_FACTOR = 0.01  # below, AdamW's `eps` matters: see results/old_bench
 
 
 class DeviceChanges(Callback):
