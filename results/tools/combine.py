@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from results.tools.rows import METRICS, SHARE, StudyArm, read_csv, read_rows
-from results.tools.verify import SUMS, rewrite, sums
+from results.tools.verify import rewrite, write_sums
 from simbal.metrics.definitions import short_name
 from simbal.report.statistics import summarize
 
@@ -47,7 +47,7 @@ def combine(study: Path) -> None:
     }  # fmt: skip
     (study / "table.json").write_text(json.dumps(table), encoding="utf-8")
     rewrite(study)
-    (study.parent / SUMS).write_text("\n".join([*sums(study.parent), ""]), encoding="utf-8")
+    write_sums(study.parent)
 
 
 def _arm_json(arm: StudyArm, metrics: dict[str, str]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ AXES = {
     "loss": (TOKENS, LOSS), "loss-late": (TOKENS, LOSS), "sensitivity": ("value of the key", "perplexity"),
     "experts": (TOKENS, "experts in use"), "max-vio": (TOKENS, "MaxVio"), "pes": (TOKENS, "smallest PES of the layers"),
     "pes-rate": (TOKENS, "change of PES per million tokens"), "dropping": ("experts dropped", "perplexity"),
-    "pruning": ("threshold of weight", "perplexity"), "crossover": (TOKENS, "loss of hash minus lbl, nats per token"),
+    "pruning": ("threshold of weight", "perplexity"),
 }  # fmt: skip
 
 
@@ -40,8 +40,8 @@ def read_curves(folder: Path) -> dict[str, list[Curve]]:
 def _figure(name: str, curves: list[Curve]) -> Figure:
     if name == "differences":
         return Forest([*map(_interval, curves)], "difference in validation loss, nats per token")
-    log, log_x = name in ("sensitivity", "dropping", "pruning"), name in ("sensitivity", "crossover")
-    return Lines([("", curves)], *AXES[name], log, log_x, zero=name in ("pes-rate", "crossover"))
+    log, log_x = name in ("sensitivity", "dropping", "pruning"), name == "sensitivity"
+    return Lines([("", curves)], *AXES[name], log, log_x, zero=name == "pes-rate")
 
 
 def _interval(point: Curve) -> Interval:

@@ -14,7 +14,7 @@ import yaml
 
 from results.tools.figures import draw
 from results.tools.rows import LABELS, NEVER, SHARE
-from results.tools.verify import SUMS, sums
+from results.tools.verify import write_sums
 from simbal.report import curves
 from simbal.report.collect import collect
 from simbal.report.curves import MOST_ARMS
@@ -52,7 +52,7 @@ def run(study: Path, more: list[str]) -> None:
     write(table, study)
     write_origin([run.result for row in table.rows for run in row.arm.runs], f"python {shlex.join(arguments)}", study)
     draw(study)
-    (study.parent / SUMS).write_text("\n".join([*sums(study.parent), ""]), encoding="utf-8")
+    write_sums(study.parent)
 
 
 def write_origin(records: list[dict[str, Any]], command: str, study: Path) -> None:

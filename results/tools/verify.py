@@ -41,6 +41,11 @@ def sums(results: Path) -> list[str]:
     return [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.relative_to(results)}" for file in files]
 
 
+def write_sums(results: Path) -> None:
+    """Write SHA256SUMS."""
+    (results / SUMS).write_text("\n".join([*sums(results), ""]), encoding="utf-8")
+
+
 def check_sums(results: Path) -> list[str]:
     """Return a message for each CSV file whose digest differs from SHA256SUMS."""
     kept, found = (results / SUMS).read_text(encoding="utf-8").splitlines(), sums(results)

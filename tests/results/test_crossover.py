@@ -1,0 +1,100 @@
+"""The comparison of hash routing with learned routers over training tokens."""
+
+import csv
+import math
+
+import pytest
+
+from results.tools import crossover
+from results.tools.combine import combine
+from results.tools.crossover import Point, crossing, describe, read_point
+from results.tools.verify import check_sums
+
+SWEEPS = {"short": (6_000_000, (1,)), "middle": (24_000_000, (1, 2)), "long": (96_000_000, (1, 2, 3))}
+OFFSETS = {"lbl": 0.0, "simbal": -0.01, "none": 0.05, "frozen": -0.3}  # frozen is not a learned router
+SLOPE, ZERO = 0.03, 200_000_000
+NOISE = {1: 0.0, 2: 0.004, 3: -0.002}
+
+
+def gap(tokens):
+    return SLOPE * math.log(tokens / ZERO)
+
+
+def points(differences):
+    return [Point(tokens, tuple(found), None, None, "lbl", 0.0) for tokens, found in differences.items()]
+
+
+@pytest.fixture
+def results(tmp_path):
+    """A study with three lengths and two learning rates."""
+    study = tmp_path / "study"
+    study.mkdir()
+    rows = []
+    for sweep, (tokens, seeds) in SWEEPS.items():
+        for arm, offset in (OFFSETS | {"hash": gap(tokens)}).items():
+            for rate in ("0.002", "0.004"):
+                for seed in seeds:
+                    noise = NOISE[seed] * (arm == "hash")
+                    loss = 3 + offset + noise + float(rate)
+                    name = f"{arm} lr={rate}"
+                    labels = [sweep, name, arm, f"optim.lr={rate}", seed, f"{arm}-{rate}-{sweep}-{seed}"]
+                    rows.append([*labels, loss, tokens])
+    with (study / "partial.csv").open("w", newline="") as file:
+        lines = csv.writer(file)
+        lines.writerow(["sweep", "arm", "balancing", "setting", "seed", "run", "val/loss", "tokens"])
+        lines.writerows(rows)
+    (study / "sweep.yaml").write_text("baseline: lbl\ncolumns: [loss]\n")
+    combine(study)
+    return tmp_path
+
+
+def test_a_point_is_the_paired_difference_of_one_setting(results):
+    point = read_point(results / "study", "long", "lr=0.002")
+    assert point.tokens == 96_000_000
+    assert point.differences == pytest.approx([gap(96e6) + NOISE[seed] for seed in (1, 2, 3)])
+    assert point.low < point.mean < point.high
+    assert (point.best, point.best_difference) == ("simbal", pytest.approx(point.mean + 0.01))
+    single = read_point(results / "study", "short", "lr=0.004")
+    assert (single.low, single.high, single.mean) == (None, None, pytest.approx(gap(6e6)))
+
+
+@pytest.mark.parametrize(("sweep", "setting"), [("long", ""), ("", "lr=0.002"), ("longer", "lr=0.002")])
+def test_a_point_needs_one_pair_of_arms(results, sweep, setting):
+    with pytest.raises(ValueError, match="study: "):
+        read_point(results / "study", sweep, setting)
+
+
+def test_an_exact_crossing_is_found():
+    found = crossing(points({tokens: [gap(tokens)] * 2 for tokens in (6e6, 24e6, 96e6)}))
+    assert found["slope"] == pytest.approx(SLOPE)
+    assert [found["tokens"], found["low"], found["high"]] == pytest.approx([ZERO] * 3)
+
+
+def test_noise_of_seeds_widens_the_range_of_the_crossing():
+    found = crossing(points({tokens: [gap(tokens) + 0.01, gap(tokens) - 0.01] for tokens in (6e6, 24e6, 96e6)}))
+    assert found["low"] < 0.9 * ZERO < 1.1 * ZERO < found["high"]
+
+
+def test_no_crossing_is_claimed_far_beyond_the_runs_or_with_few_lengths():
+    near = {tokens: [gap(tokens)] for tokens in (6e6, 24e6, 96e6)}
+    assert describe(points(near)) == "crosses zero at 200.0M tokens [200.0M, 200.0M]"
+    assert describe(points({tokens: [SLOPE * math.log(tokens / 390e6)] for tokens in near})).startswith("no crossing")
+    assert describe(points({tokens: [-gap(tokens)] for tokens in (6e6, 24e6, 48e6)})).startswith("no crossing")
+    assert describe(points({tokens: near[tokens] for tokens in (6e6, 24e6)})) == "fewer than 3 lengths"
+
+
+def test_points_and_figure_are_written(results, capsys):
+    folder = results / "crossover"
+    folder.mkdir()
+    places = "".join(
+        f"\n  - {{study: study, sweep: {sweep}, setting: lr=0.002}}" for sweep in ("long", "short", "middle")
+    )
+    (folder / "lines.yaml").write_text(f'"D=128, Python":{places}\n')
+    crossover.main(folder)
+    rows = [*csv.DictReader((folder / "points.csv").read_text().splitlines())]
+    assert [(row["tokens"], row["seeds"]) for row in rows] == [("6000000", "1"), ("24000000", "2"), ("96000000", "3")]
+    assert [bool(row["low"]) for row in rows] == [False, True, True]
+    assert float(rows[0]["mean"]) == pytest.approx(gap(6e6))
+    assert "D=128, Python: crosses zero at" in capsys.readouterr().out
+    assert "D=128, Python" in (folder / "crossover.svg").read_text()
+    assert check_sums(results) == []
