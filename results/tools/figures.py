@@ -12,7 +12,7 @@ AXES = {
     "loss": (TOKENS, LOSS), "loss-late": (TOKENS, LOSS), "sensitivity": ("value of the key", "perplexity"),
     "experts": (TOKENS, "experts in use"), "max-vio": (TOKENS, "MaxVio"), "pes": (TOKENS, "smallest PES of the layers"),
     "pes-rate": (TOKENS, "change of PES per million tokens"), "dropping": ("experts dropped", "perplexity"),
-    "pruning": ("threshold of weight", "perplexity"),
+    "pruning": ("threshold of weight", "perplexity"), "budget": ("points tried", "expected lowest loss, nats"),
 }  # fmt: skip
 
 

@@ -37,7 +37,8 @@ def main(sweep: Path, study: Path) -> None:
     for row in (dict(zip(columns, cells, strict=True)) for cells in rows):
         if (name := row["run"]) not in known:
             result = runs[name].result
-            extra = {"tokens": result["tokens"], "commit": result["code"]["commit"], "cpu": processor()}
+            extra = {"tokens": result["tokens"], "seconds": round(result["seconds"], 1)}
+            extra |= {"commit": result["code"]["commit"], "cpu": processor()}
             kept.append({"sweep": sweep.name, **row, **extra})
             curve = curves.curve(runs[name].path, CURVE)
             points += [{"run": name, "tokens": tokens, CURVE: loss} for tokens, loss in curve]

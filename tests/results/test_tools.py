@@ -127,7 +127,7 @@ def test_a_marked_table_that_lost_its_end_is_found(copy):
 def test_each_finished_run_is_appended_once_with_commit_and_processor(write_run, tmp_path):
     study = tmp_path / "study"
     study.mkdir()
-    fields = {"code": {"commit": "e29cee0"}, "metrics": {"val/loss": 3.0, "val/max_vio": 0.5}}
+    fields = {"code": {"commit": "e29cee0"}, "seconds": 61.25, "metrics": {"val/loss": 3.0, "val/max_vio": 0.5}}
     for seeds in ((0,), (0, 1)):
         paths = [write_run("lbl", seed=seed, **fields) for seed in seeds]
         for path in paths:
@@ -137,7 +137,7 @@ def test_each_finished_run_is_appended_once_with_commit_and_processor(write_run,
     rows = [*read_csv(study / "partial.csv")]
     kept = [(row["sweep"], row["balancing"], row["seed"], row["val/loss"], row["commit"]) for row in rows]
     assert kept == [("fake", "lbl", "0", "3.0", "e29cee0"), ("fake", "lbl", "1", "3.0", "e29cee0")]
-    assert all("family" in row["cpu"] for row in rows)
+    assert all("family" in row["cpu"] and row["seconds"] == "61.2" for row in rows)
     curves = [{"run": row["run"], "tokens": "2048", "val/loss": "4.5"} for row in rows]
     assert [*read_csv(study / "partial_curves.csv")] == curves
 

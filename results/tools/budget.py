@@ -1,0 +1,72 @@
+"""Loss against tuning budget, and the cost of a verdict: python -m results.tools.budget results/equal_search
+
+The sweeps of the study are search_ARM (independent random points), second_ARM (the best points again) and final. The
+tool writes curves.csv and budget.svg, and prints the cost of comparing each arm with the baseline.
+"""
+
+import csv
+import sys
+from collections.abc import Sequence
+from math import comb
+from pathlib import Path
+
+from results.tools.combine import MARGIN
+from results.tools.figures import draw
+from results.tools.rows import read_csv
+from results.tools.verify import write_sums
+from simbal.report.curves import arm_styles
+from simbal.report.simultaneous import seeds_to_resolve, simultaneous_intervals
+
+BASELINE, SEARCHES, FINAL = "lbl", ("search_", "second_"), "final"
+
+
+def expected_best(losses: Sequence[float], points: int) -> float:
+    """Return the expected lowest loss of `points` of these losses, drawn without replacement.
+
+    For independent points this estimate has no bias (Dodge et al. 2019, arXiv 1909.03004, with replacement there).
+    """
+    ordered, count = sorted(losses), len(losses)
+    chances = [comb(count - place - 1, points - 1) / comb(count, points) for place in range(count)]
+    return sum(loss * chance for loss, chance in zip(ordered, chances, strict=True) if chance)
+
+
+def pairs_for(cells: dict[str, dict[int, float]], arm: str) -> int:
+    """Return the pairs of seeds that detect a difference of `MARGIN` between two arms with 80% power."""
+    pair = arm, BASELINE
+    (found,) = simultaneous_intervals({name: cells[name] for name in pair}, [pair]).values()
+    return seeds_to_resolve(found, len(cells[arm].keys() & cells[BASELINE].keys()), MARGIN)
+
+
+def main(study: Path) -> None:
+    """Write the figure of the search, and print the cost of a verdict."""
+    searched: dict[str, list[float]] = {}
+    final: dict[str, dict[int, float]] = {}
+    search_seconds: dict[str, float] = {}
+    final_seconds: dict[str, list[float]] = {}
+    for row in read_csv(study / "partial.csv"):
+        loss, seconds, sweep, arm = float(row["val/loss"]), float(row["seconds"]), row["sweep"], row["balancing"]
+        if sweep == FINAL:
+            final.setdefault(arm, {})[int(row["seed"])] = loss
+            final_seconds.setdefault(arm, []).append(seconds)
+        elif sweep.startswith(SEARCHES):
+            search_seconds[arm] = search_seconds.get(arm, 0) + seconds
+            if sweep.startswith(SEARCHES[0]):
+                searched.setdefault(arm, []).append(loss)
+    rows: list[list[object]] = [["figure", "arm", "style", "x", "mean", "band", "rival"]]
+    for arm, style in zip(searched, arm_styles([*searched]), strict=True):
+        losses = searched[arm]
+        rows += [["budget", arm, style, k, expected_best(losses, k), "", ""] for k in range(1, len(losses) + 1)]
+    with (study / "curves.csv").open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows(rows)
+    draw(study)
+    write_sums(study.parent)
+    print("arm     pairs  hours of the runs  with the search")
+    for arm in [arm for arm in final if arm in search_seconds and arm != BASELINE]:
+        pairs = pairs_for(final, arm)
+        both = [sum(found) / len(found) for found in (final_seconds[arm], final_seconds[BASELINE])]
+        runs, search = pairs * sum(both) / 3600, (search_seconds[arm] + search_seconds[BASELINE]) / 3600
+        print(f"{arm:8}{pairs:5}{runs:19.2f}{runs + search:17.2f}")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

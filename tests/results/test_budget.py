@@ -1,0 +1,58 @@
+"""Loss against tuning budget, and the cost of a verdict."""
+
+import csv
+from itertools import combinations
+
+import numpy as np
+import pytest
+from scipy.stats import nct, t
+
+from results.tools import budget
+from results.tools.budget import expected_best, pairs_for
+from results.tools.combine import MARGIN
+from results.tools.figures import read_curves
+
+
+@pytest.mark.parametrize("points", [1, 2, 5, 7])
+def test_the_expected_best_is_the_mean_over_all_subsets(points):
+    losses = [3.4, 3.1, 3.9, 3.1, 3.6, 5.0, 3.2]
+    assert expected_best(losses, points) == pytest.approx(np.mean([min(kept) for kept in combinations(losses, points)]))
+
+
+def test_a_diverged_point_counts_until_it_cannot_be_the_best():
+    assert expected_best([3.0, float("inf"), 3.2], 1) == float("inf")
+    assert expected_best([3.0, float("inf"), 3.2], 2) == pytest.approx((3.0 + 3.0 + 3.2) / 3)
+
+
+def test_the_pairs_give_the_power_of_a_paired_t_test():
+    noise = np.random.default_rng(0).normal(0, 0.02, (2, 8))
+    cells = {arm: dict(enumerate(row)) for arm, row in zip(("simbal", "lbl"), (3 + noise).tolist(), strict=True)}
+    spread = float(np.std(noise[0] - noise[1], ddof=1))
+
+    def power(pairs):
+        critical, shift = t.ppf(0.975, pairs - 1), MARGIN / spread * pairs**0.5
+        return 1 - nct.cdf(critical, pairs - 1, shift)
+
+    needed = pairs_for(cells, "simbal")
+    assert power(needed) >= 0.8 > power(needed - 1)
+
+
+def test_figure_and_costs_follow_from_the_runs(tmp_path, capsys):
+    study = tmp_path / "study"
+    study.mkdir()
+    rows = []
+    for arm, best in (("lbl", 3.0), ("simbal", 3.1)):
+        rows += [[f"search_{arm}", arm, 1, best + 0.1 * point, 360.0] for point in range(4)]
+        rows += [[f"second_{arm}", arm, seed, best, 720.0] for seed in (2, 3)]
+        rows += [["final", arm, seed, best + 0.01 * (seed % 3) * (arm == "lbl"), 1800.0] for seed in range(4, 12)]
+    with (study / "partial.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["sweep", "balancing", "seed", "val/loss", "seconds"], *rows])
+    budget.main(study)
+    curves = {curve.arm: curve.means for curve in read_curves(study)["budget"]}
+    assert curves["lbl"] == pytest.approx([3.15, float(np.mean([3.0] * 3 + [3.1] * 2 + [3.2])), 3.025, 3.0])
+    assert [value - 0.1 for value in curves["simbal"]] == pytest.approx(curves["lbl"])
+    arm, pairs, runs, with_search = capsys.readouterr().out.splitlines()[1].split()
+    assert arm == "simbal"
+    assert float(runs) == pytest.approx(int(pairs) * 1.0, abs=0.01)  # two runs of half an hour
+    assert float(with_search) == pytest.approx(float(runs) + 2 * (4 * 0.1 + 2 * 0.2), abs=0.01)
+    assert "points tried" in (study / "budget.svg").read_text()
