@@ -1,9 +1,9 @@
 """CPU training step, compared with Hugging Face: python -m benchmarks.bench_step [MODEL ...] [--threads N ...]
 
-All arms have the same widths, their own fused AdamW, gradient clipping and the same random tokens. Each arm runs in its
-own process, which reuses memory and has huge pages, as in train.py. Arms take turns, so that a noisy machine slows all
-of them. Medians over the rounds of the ratios to the first arm are printed, for the process's CPU time (with one thread
-the fair measure on a shared machine) and for wall time.
+All arms have the same widths, their own fused AdamW and the same random tokens. Each arm runs in its own process, which
+reuses memory and has huge pages, as in train.py. Arms take turns of several steps, so that a noisy machine slows all of
+them. Medians of the ratios to the first arm are printed, for the process's CPU time (with one thread the fair measure
+on a shared machine) and for wall time.
 
 torch        our step with the kernels of PyTorch: forward, loss, backward, clipping, AdamW, schedule, balancing
 native       the same with `experts=native model.kernels=native`

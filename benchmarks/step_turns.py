@@ -1,4 +1,7 @@
-"""Run benchmark arms in separate processes that take turns: one arm runs a step while the others wait."""
+"""Run benchmark arms in separate processes that take turns: one arm runs steps while the others wait.
+
+The first step of a turn is not reported: it finds the caches full of another arm's data, as no step of a training does.
+"""
 
 import multiprocessing
 import time
@@ -12,6 +15,7 @@ import torch
 from torch import Tensor
 
 Arm = Callable[[Iterable[Tensor]], None]  # trains on all of its batches
+STEPS = 4  # of a turn
 
 
 class Seconds(NamedTuple):
@@ -47,7 +51,7 @@ class Turns:
 def take_turns(
     arms: Mapping[str, Arm], batches: Tensor, threads: int, rounds: int, warm_up: int
 ) -> dict[str, list[Seconds]]:
-    """Run one step of each arm per round; the first `warm_up` rounds are not reported."""
+    """Run a turn of each arm per round; the first `warm_up` rounds are not reported."""
     spawn = multiprocessing.get_context("spawn")
     taken: dict[str, list[Seconds]] = {name: [] for name in arms}
     with ExitStack() as stack:
@@ -61,9 +65,13 @@ def take_turns(
             stack.callback(connections[name].close)
         for _ in range(warm_up + rounds):
             for name, connection in connections.items():
-                connection.send(None)
-                taken[name].append(connection.recv())
-    return {name: times[warm_up:] for name, times in taken.items()}
+                for _ in range(STEPS):
+                    connection.send(None)
+                    taken[name].append(connection.recv())
+    return {
+        name: [time for place, time in enumerate(times) if place >= warm_up * STEPS and place % STEPS]
+        for name, times in taken.items()
+    }
 
 
 def _work(arm: Arm, batches: Tensor, threads: int, connection: Connection) -> None:

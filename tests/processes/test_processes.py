@@ -191,3 +191,30 @@ def test_a_process_that_ignores_sigterm_is_killed_after_its_grace(watch, parent)
     assert watcher.wait() == -signal.SIGKILL
     assert time.monotonic() - began >= 0.5
     wait_until(lambda: not alive(child))
+
+
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="no transparent huge pages here")
+def test_the_heap_grows_once_and_asks_for_huge_pages():
+    program = """
+from pathlib import Path
+from simbal.processes import tune_memory_allocation
+
+def advised_bytes():
+    total = end = begin = 0
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if line.endswith("[heap]"):
+            begin, end = (int(address, 16) for address in line.split()[0].split("-"))
+        elif line.startswith("VmFlags:"):
+            total += (end - begin) * ("hg" in line.split())
+            begin = end
+    return total
+
+print(advised_bytes())
+for _ in range(2):
+    tune_memory_allocation()
+    print(advised_bytes())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    before, first, second = map(int, done.stdout.split())
+    assert before == 0
+    assert 0.99 * processes.HEAP_GROWTH < first == second < 1.2 * processes.HEAP_GROWTH
