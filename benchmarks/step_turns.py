@@ -1,6 +1,6 @@
 """Run benchmark arms in separate processes that take turns: one arm runs steps while the others wait.
 
-The first step of a turn is not reported: it finds the caches full of another arm's data, as no step of a training does.
+The first step of a turn is not reported because the caches then hold the data of another arm.
 """
 
 import multiprocessing

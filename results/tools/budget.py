@@ -61,7 +61,9 @@ def main(study: Path) -> None:
     draw(study)
     write_sums(study.parent)
     print("arm     pairs  hours of the runs  with the search")
-    for arm in [arm for arm in final if arm in search_seconds and arm != BASELINE]:
+    for arm in final:
+        if arm == BASELINE or arm not in search_seconds:
+            continue
         pairs = pairs_for(final, arm)
         both = [sum(found) / len(found) for found in (final_seconds[arm], final_seconds[BASELINE])]
         runs, search = pairs * sum(both) / 3600, (search_seconds[arm] + search_seconds[BASELINE]) / 3600

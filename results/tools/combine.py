@@ -19,14 +19,8 @@ from results.tools.verify import rewrite, write_sums
 from simbal.metrics.definitions import short_name
 from simbal.report.statistics import summarize
 
-NO_NUMBERS = (
-    "sweep",
-    "tokens",
-    "seconds",
-    "commit",
-    "cpu",
-    SHARE,
-)  # columns of partial.csv that rows.csv does not have
+# columns of partial.csv that rows.csv does not have
+NO_NUMBERS = ("sweep", "tokens", "seconds", "commit", "cpu", SHARE)
 MARGIN = 0.026
 
 

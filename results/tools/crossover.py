@@ -13,6 +13,7 @@ import csv
 import math
 import sys
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, cast
 
@@ -49,25 +50,25 @@ class Point:
         return float(np.mean(self.differences))
 
 
-def read_point(study: Path, sweep: str = "", setting: str = "") -> Point:
+def read_point(results: Path, study: str, sweep: str = "", setting: str = "") -> Point:
     """Return a point from the runs of a study; `ValueError` unless it has exactly one arm of hash and one of lbl."""
-    found = Study(study)
+    found = Study(results / study)
     arms: dict[str, StudyArm] = {}
     for name, arm in found.arms.items():
         words = name.split()
         if (not sweep or f"sweep={sweep}" in words) and {*setting.split()} <= {*words}:
             if arm.balancing in arms:
-                raise ValueError(f"{study.name}: {name} and {arms[arm.balancing].name} match sweep and setting")
+                raise ValueError(f"{study}: {name} and {arms[arm.balancing].name} match sweep and setting")
             arms[arm.balancing] = arm
     if not {HASH, LEARNED} <= arms.keys():
-        raise ValueError(f"{study.name}: no arms {HASH} and {LEARNED} with sweep={sweep} setting={setting}")
+        raise ValueError(f"{study}: no arms {HASH} and {LEARNED} with sweep={sweep} setting={setting}")
     hashed, learned = arms[HASH].values(LOSS), arms[LEARNED].values(LOSS)
     pairs = tuple(hashed[seed] - learned[seed] for seed in hashed if seed in learned)
     interval = found.statistics(LOSS, arms[HASH].name, arms[LEARNED].name)
     means = {key: float(np.mean([*arm.values(LOSS).values()])) for key, arm in arms.items() if key not in NOT_LEARNED}
     best = min(means, key=lambda key: means[key])
     runs = {run.record for arm in (arms[HASH], arms[LEARNED]) for run in arm.runs}
-    (tokens,) = {int(row["tokens"]) for row in read_csv(study / "partial.csv") if row["run"] in runs}
+    (tokens,) = {int(row["tokens"]) for row in read_csv(results / study / "partial.csv") if row["run"] in runs}
     best_difference = float(np.mean([*hashed.values()])) - means[best]
     return Point(tokens, pairs, interval.get("low"), interval.get("high"), best, best_difference)
 
@@ -117,10 +118,9 @@ class Differences:
             legend = alt.Legend(orient="bottom", columns=2, labelLimit=0)
             return channel("line:N", title=None, legend=legend, scale=alt.Scale(domain=names, range=styles))
 
-        places = len(names)
         axis, scale = alt.Axis(tickCount=4, labelExpr=SHORT), alt.Scale(type="log", nice=False, padding=12)
         x = alt.X("tokens:Q", title="training tokens", axis=axis, scale=scale)
-        base = alt.Chart(alt.NamedData("rows")).encode(x=x, color=by_line(alt.Color, STYLE_COLORS[:places]))
+        base = alt.Chart(alt.NamedData("rows")).encode(x=x, color=by_line(alt.Color, STYLE_COLORS[: len(names)]))
         y = alt.Y("mean:Q", title="loss of hash minus loss of lbl, nats per token")
         bars = base.transform_filter("isValid(datum.low)").mark_rule(strokeWidth=1.5)
         points = base.mark_point(filled=True, size=3 * medium.letters, opacity=1)
@@ -129,7 +129,7 @@ class Differences:
             zero,
             base.mark_line(opacity=0.6).encode(y=y),
             bars.encode(y=alt.Y("low:Q"), y2=alt.Y2("high")),
-            points.encode(y=y, shape=by_line(alt.Shape, STYLE_SHAPES[:places])),
+            points.encode(y=y, shape=by_line(alt.Shape, STYLE_SHAPES[: len(names)])),
         )
 
 
@@ -148,7 +148,7 @@ def main(folder: Path) -> None:
     """Write points.csv and the figure, and print the crossing of each line."""
     sources = yaml.safe_load((folder / "lines.yaml").read_text(encoding="utf-8"))
     lines = {
-        line: sorted((read_point(folder.parent / place.pop("study"), **place) for place in places), key=_tokens)
+        line: sorted((read_point(folder.parent, **place) for place in places), key=attrgetter("tokens"))
         for line, places in sources.items()
     }
     with (folder / "points.csv").open("w", encoding="utf-8", newline="") as file:
@@ -163,10 +163,6 @@ def main(folder: Path) -> None:
     write_sums(folder.parent)
     for line, points in lines.items():
         print(f"{line}: {describe(points)}")
-
-
-def _tokens(point: Point) -> int:
-    return point.tokens
 
 
 if __name__ == "__main__":

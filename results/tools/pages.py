@@ -28,15 +28,16 @@ from scipy.stats import ttest_1samp
 
 from results.tools.rows import read_rows, read_table, recompute
 
-MARKED = re.compile(r"(<!-- table ?(\S*)\n(.*?)-->\n\n)(?:(?!<!-- table).)*?(\n\n<!-- /table -->)", re.S)
+BODY = r"(?:(?!<!-- ).)*?"  # up to the next marker
+MARKED = re.compile(rf"(<!-- table ?(\S*)\n({BODY})-->\n\n){BODY}(\n\n<!-- /table -->)", re.S)
 ARGUMENT, FIELD = re.compile(r"{(\d+)}"), re.compile(r"{([^{}]+)}")
-OTHERS = {"plan.md", "table.md", "analyses.md", "claims.md", "others.md"}  # not pages of studies
+NOT_PAGES = {"plan.md", "table.md", "analyses.md", "claims.md", "others.md"}
 STATISTIC = re.compile(r"\b(mean|sd|low|high|min|max|effect|conclusion|detectable)([-+,.\d]*[def%]|\b)")
 
 
 def find_pages(results: Path) -> list[Path]:
     """Return the pages of all studies."""
-    return [page for page in sorted(results.glob("**/*.md")) if page.name not in OTHERS]
+    return [page for page in sorted(results.glob("**/*.md")) if page.name not in NOT_PAGES]
 
 
 def compare_lines(found: Sequence[str], expected: Sequence[str]) -> list[str]:

@@ -36,7 +36,7 @@ GRACE_SECONDS = 5.0  # between SIGTERM, on which a run saves a checkpoint, and S
 START_ATTEMPTS, RETRY_SECONDS = 5, 0.2  # retries if the fork server dies while it starts a process
 # parameters and values of mallopt(3) in bytes: never shrink the heap; map only blocks of at least 1 GiB
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = (-1, 2**31 - 1), (-3, 2**30)
-M_TOP_PAD, MADV_HUGEPAGE = -2, 14  # parameters of mallopt(3) and madvise(2)
+M_TOP_PAD, MADV_HUGEPAGE = -2, 14  # a parameter of mallopt(3) and an advice of madvise(2)
 HUGE_PAGE, HEAP_GROWTH = 2**21, 2**31 - 2**21  # bytes; of address space, not of memory
 
 
@@ -315,7 +315,7 @@ def tune_memory_allocation() -> None:
 
     glibc returns large blocks to the kernel, which maps and clears their pages again at the next use: 8,600 page faults
     per step with `model=tiny`, a fifth of the step's time on a virtual machine. Huge pages for the heap take another 7%
-    to 15% off a step (benchmarks/RESULTS.md). Where the system lacks either, nothing changes.
+    to 16% off a step (benchmarks/RESULTS.md). Where the system lacks either, nothing changes.
     """
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # torch reads it when it allocates the first large tensor
     libc = ctypes.CDLL(None)

@@ -49,19 +49,19 @@ def results(tmp_path):
 
 
 def test_a_point_is_the_paired_difference_of_one_setting(results):
-    point = read_point(results / "study", "long", "lr=0.002")
+    point = read_point(results, "study", "long", "lr=0.002")
     assert point.tokens == 96_000_000
     assert point.differences == pytest.approx([gap(96e6) + NOISE[seed] for seed in (1, 2, 3)])
     assert point.low < point.mean < point.high
     assert (point.best, point.best_difference) == ("simbal", pytest.approx(point.mean + 0.01))
-    single = read_point(results / "study", "short", "lr=0.004")
+    single = read_point(results, "study", "short", "lr=0.004")
     assert (single.low, single.high, single.mean) == (None, None, pytest.approx(gap(6e6)))
 
 
 @pytest.mark.parametrize(("sweep", "setting"), [("long", ""), ("", "lr=0.002"), ("longer", "lr=0.002")])
 def test_a_point_needs_one_pair_of_arms(results, sweep, setting):
     with pytest.raises(ValueError, match="study: "):
-        read_point(results / "study", sweep, setting)
+        read_point(results, "study", sweep, setting)
 
 
 def test_an_exact_crossing_is_found():

@@ -124,6 +124,13 @@ def test_a_marked_table_that_lost_its_end_is_found(copy):
     assert "collapse/README.md: a marked table has no end marker" in verify(copy)
 
 
+def test_an_unfilled_table_does_not_swallow_the_next_one(copy, pages):
+    text = (copy / "collapse/README.md").read_text()
+    unfilled = "<!-- table\n| heading |\n| {0} |\nlbl\n-->\n\n<!-- /table -->\n\n"
+    assert pages.fill(unfilled + text, "collapse") == unfilled + text
+    assert pages.check(unfilled + text, "collapse")[0] == "a marked table has no end marker"
+
+
 def test_each_finished_run_is_appended_once_with_commit_and_processor(write_run, tmp_path):
     study = tmp_path / "study"
     study.mkdir()
