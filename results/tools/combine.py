@@ -1,7 +1,7 @@
 """Make the tables of a study with runs of several machines: python -m results.tools.combine results/bench_repair
 
-rows.csv, table.json and table.md follow from partial.csv, and the baseline and columns from sweep.yaml. A baseline
-that is a balancing compares the arms of each sweep.
+rows.csv, table.json, table.md and the figure of differences follow from partial.csv, and the baseline and columns from
+sweep.yaml. A baseline that is a balancing compares the arms of each sweep.
 """
 
 import csv
@@ -14,7 +14,8 @@ from typing import Any
 
 import yaml
 
-from results.tools.rows import METRICS, SHARE, StudyArm, read_csv, read_rows
+from results.tools.figures import draw
+from results.tools.rows import METRICS, SHARE, StudyArm, read_csv, read_rows, read_table, recompute
 from results.tools.verify import rewrite, write_sums
 from simbal.metrics.definitions import short_name
 from simbal.report.statistics import summarize
@@ -25,7 +26,7 @@ MARGIN = 0.026
 
 
 def combine(study: Path) -> None:
-    """Write rows.csv, table.json and table.md."""
+    """Write rows.csv, table.json, table.md, curves.csv and differences.svg."""
     sweep = yaml.safe_load((study / "sweep.yaml").read_text(encoding="utf-8"))
     rows = [*read_csv(study / "partial.csv")]
     if len({row.get("sweep") for row in rows}) > 1:  # arms of one name in several sweeps
@@ -48,7 +49,21 @@ def combine(study: Path) -> None:
     }  # fmt: skip
     (study / "table.json").write_text(json.dumps(table), encoding="utf-8")
     rewrite(study)
+    _write_differences(study)
+    draw(study)
     write_sums(study.parent)
+
+
+def _write_differences(study: Path) -> None:
+    """Write the differences in loss with their intervals as points of a figure."""
+    with (study / "curves.csv").open("w", encoding="utf-8", newline="") as file:
+        lines = csv.writer(file, lineterminator="\n")
+        lines.writerow(["figure", "arm", "style", "x", "mean", "band", "rival"])
+        for name, row in recompute(read_rows(study), read_table(study)).items():
+            found = row.differences.get("val/loss")
+            if row.other and found and found.low is not None:
+                loss = row.summaries["val/loss"].mean
+                lines.writerow(["differences", name, 0, loss, found.mean, found.mean - found.low, row.other.name])
 
 
 def _arm_json(arm: StudyArm, metrics: dict[str, str]) -> dict[str, Any]:
