@@ -167,6 +167,10 @@ def test_combined_rows_of_machines_give_the_table_of_one(copy):
         name: row.summaries["val/loss"] for name, row in kept.items()
     }
     assert rows["lbl"].differences["val/loss"].low == pytest.approx(kept["lbl"].differences["val/loss"].low)
+    drawn = {point["arm"]: float(point["mean"]) - float(point["band"]) for point in read_csv(study / "curves.csv")}
+    assert drawn == {
+        name: pytest.approx(row.differences["val/loss"].low) for name, row in rows.items() if name != "none"
+    }
 
 
 def test_arms_of_several_sweeps_are_compared_within_their_sweep(copy):
