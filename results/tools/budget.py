@@ -4,14 +4,13 @@ The sweeps of the study are search_ARM (independent random points), second_ARM (
 tool writes curves.csv and budget.svg, and prints the cost of comparing each arm with the baseline.
 """
 
-import csv
 import sys
 from collections.abc import Sequence
 from math import comb
 from pathlib import Path
 
 from results.tools.combine import MARGIN
-from results.tools.figures import draw
+from results.tools.figures import redraw
 from results.tools.rows import read_csv
 from results.tools.verify import write_sums
 from simbal.report.curves import arm_styles
@@ -52,13 +51,11 @@ def main(study: Path) -> None:
             search_seconds[arm] = search_seconds.get(arm, 0) + seconds
             if sweep.startswith(SEARCHES[0]):
                 searched.setdefault(arm, []).append(loss)
-    rows: list[list[object]] = [["figure", "arm", "style", "x", "mean", "band", "rival"]]
+    points: list[list[object]] = []
     for arm, style in zip(searched, arm_styles([*searched]), strict=True):
         losses = searched[arm]
-        rows += [["budget", arm, style, k, expected_best(losses, k), "", ""] for k in range(1, len(losses) + 1)]
-    with (study / "curves.csv").open("w", encoding="utf-8", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows(rows)
-    draw(study)
+        points += [[arm, style, k, expected_best(losses, k), "", ""] for k in range(1, len(losses) + 1)]
+    redraw(study, "budget", points)
     write_sums(study.parent)
     print("arm     pairs  hours of the runs  with the search")
     for arm in final:

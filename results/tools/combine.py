@@ -7,6 +7,7 @@ sweep.yaml. A baseline that is a balancing compares the arms of each sweep.
 import csv
 import json
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
@@ -14,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from results.tools.figures import draw
+from results.tools.figures import redraw
 from results.tools.rows import METRICS, SHARE, StudyArm, read_csv, read_rows, read_table, recompute
 from results.tools.verify import rewrite, write_sums
 from simbal.metrics.definitions import short_name
@@ -49,21 +50,16 @@ def combine(study: Path) -> None:
     }  # fmt: skip
     (study / "table.json").write_text(json.dumps(table), encoding="utf-8")
     rewrite(study)
-    _write_differences(study)
-    draw(study)
+    redraw(study, "differences", _differences(study))
     write_sums(study.parent)
 
 
-def _write_differences(study: Path) -> None:
-    """Write the differences in loss with their intervals as points of a figure."""
-    with (study / "curves.csv").open("w", encoding="utf-8", newline="") as file:
-        lines = csv.writer(file, lineterminator="\n")
-        lines.writerow(["figure", "arm", "style", "x", "mean", "band", "rival"])
-        for name, row in recompute(read_rows(study), read_table(study)).items():
-            found = row.differences.get("val/loss")
-            if row.other and found and found.low is not None:
-                loss = row.summaries["val/loss"].mean
-                lines.writerow(["differences", name, 0, loss, found.mean, found.mean - found.low, row.other.name])
+def _differences(study: Path) -> Iterator[list[Any]]:
+    """Yield the differences in loss that have an interval, as points of a figure."""
+    for name, row in recompute(read_rows(study), read_table(study)).items():
+        found, loss = row.differences.get("val/loss"), row.summaries["val/loss"]
+        if row.other and loss and found and found.low is not None:
+            yield [name, 0, loss.mean, found.mean, found.mean - found.low, row.other.name]
 
 
 def _arm_json(arm: StudyArm, metrics: dict[str, str]) -> dict[str, Any]:

@@ -1,12 +1,16 @@
 """Draw the figures of a study from its curves.csv: python -m results.tools.figures results/collapse."""
 
+import csv
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from results.tools.rows import read_csv
 from simbal.report.charts import DOCUMENT, Figure, Forest, Interval, Lines, svg
 from simbal.report.curves import Curve, describe_bands
 
+COLUMNS = ["figure", "arm", "style", "x", "mean", "band", "rival"]  # of curves.csv
 TOKENS, LOSS = "training tokens", "validation loss, nats per token"
 AXES = {
     "loss": (TOKENS, LOSS), "loss-late": (TOKENS, LOSS), "sensitivity": ("value of the key", "perplexity"),
@@ -21,6 +25,15 @@ def draw(folder: Path) -> None:
     for name, curves in read_curves(folder).items():
         image = svg(_figure(name, curves), DOCUMENT, describe_bands(curves))
         (folder / f"{name}.svg").write_text(image, encoding="utf-8")
+
+
+def redraw(folder: Path, figure: str, points: Iterable[list[Any]]) -> None:
+    """Replace the points of one figure in curves.csv, and draw all figures. A point has the other `COLUMNS`."""
+    kept = [[*row.values()] for row in read_csv(folder / "curves.csv") if row["figure"] != figure]
+    with (folder / "curves.csv").open("w", encoding="utf-8", newline="") as file:
+        lines = csv.writer(file, lineterminator="\n")
+        lines.writerows([COLUMNS, *kept, *([figure, *point] for point in points)])
+    draw(folder)
 
 
 def read_curves(folder: Path) -> dict[str, list[Curve]]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from results.tools.figures import draw
+from results.tools.figures import COLUMNS, draw
 from results.tools.rows import LABELS, NEVER, SHARE
 from results.tools.verify import write_sums
 from simbal.report import curves
@@ -85,7 +85,7 @@ def write(table: Table, study: Path) -> None:
         for curve in found
         for x, mean, band in zip(curve.xs, curve.means, curve.bands or [""] * len(curve.xs), strict=True)
     ]
-    points.insert(0, ["figure", "arm", "style", "x", "mean", "band", "rival"])
+    points.insert(0, COLUMNS)
     for name, lines in (("rows", rows_of(table)), ("documents", documents), ("curves", points)):
         with (study / f"{name}.csv").open("w", encoding="utf-8", newline="") as file:
             csv.writer(file, lineterminator="\n").writerows(lines)

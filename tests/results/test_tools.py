@@ -158,7 +158,9 @@ def test_combined_rows_of_machines_give_the_table_of_one(copy):
     (study / "sweep.yaml").write_text("baseline: none\ncolumns: [loss, max_vio]\n")
     for name in ("documents.csv", "README.md"):  # not kept for runs of several machines
         (study / name).unlink()
-    combine(study)
+    figures = {row["figure"] for row in read_csv(study / "curves.csv")}
+    for _ in range(2):
+        combine(study)
     assert verify(copy) == []
     rows = recompute(read_rows(study), read_table(study))
     losses = [row.summaries["val/loss"].mean for row in rows.values()]
@@ -167,7 +169,11 @@ def test_combined_rows_of_machines_give_the_table_of_one(copy):
         name: row.summaries["val/loss"] for name, row in kept.items()
     }
     assert rows["lbl"].differences["val/loss"].low == pytest.approx(kept["lbl"].differences["val/loss"].low)
-    drawn = {point["arm"]: float(point["mean"]) - float(point["band"]) for point in read_csv(study / "curves.csv")}
+    points = [*read_csv(study / "curves.csv")]
+    assert {point["figure"] for point in points} == {*figures, "differences"}  # other figures stay
+    ends = [(row["arm"], float(row["mean"]) - float(row["band"])) for row in points if row["figure"] == "differences"]
+    drawn = dict(ends)
+    assert len(drawn) == len(ends)
     assert drawn == {
         name: pytest.approx(row.differences["val/loss"].low) for name, row in rows.items() if name != "none"
     }
