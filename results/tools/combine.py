@@ -1,7 +1,8 @@
 """Make the tables of a study with runs of several machines: python -m results.tools.combine results/bench_repair
 
 rows.csv, table.json, table.md and the figure of differences follow from partial.csv, and the baseline and columns from
-sweep.yaml. A baseline that is a balancing compares the arms of each sweep.
+sweep.yaml, or from table.yaml for a study of several sweeps. A baseline that is a balancing compares the arms of each
+sweep.
 """
 
 import csv
@@ -28,7 +29,8 @@ MARGIN = 0.026
 
 def combine(study: Path) -> None:
     """Write rows.csv, table.json, table.md, curves.csv and differences.svg."""
-    sweep = yaml.safe_load((study / "sweep.yaml").read_text(encoding="utf-8"))
+    settings = next(file for name in ("sweep", "table") if (file := study / f"{name}.yaml").exists())
+    shown = yaml.safe_load(settings.read_text(encoding="utf-8"))
     rows = [*read_csv(study / "partial.csv")]
     if len({row.get("sweep") for row in rows}) > 1:  # arms of one name in several sweeps
         for row in rows:
@@ -43,14 +45,17 @@ def combine(study: Path) -> None:
         lines = csv.DictWriter(file, columns, extrasaction="ignore", lineterminator="\n")
         lines.writeheader()
         lines.writerows(rows)
-    metrics = {key: metric.title for key, metric in METRICS.items() if short_name(key) in sweep["columns"]}
+    metrics = {key: metric.title for key, metric in METRICS.items() if short_name(key) in shown["columns"]}
+    arms = [*read_rows(study).values()]
+    keys = [*dict.fromkeys(key for arm in arms for key in _label(arm))]
     table = {
-        "name": study.name, "baseline": sweep["baseline"], "equivalence_margin": MARGIN, "metrics": metrics,
-        "arms": [_arm_json(arm, metrics) for arm in read_rows(study).values()], "notes": [],
+        "name": study.name, "baseline": shown["baseline"], "equivalence_margin": MARGIN, "metrics": metrics,
+        "arms": [_arm_json(arm, keys, metrics) for arm in arms], "notes": [],
     }  # fmt: skip
     (study / "table.json").write_text(json.dumps(table), encoding="utf-8")
     rewrite(study)
-    redraw(study, "differences", _differences(study))
+    if points := [*_differences(study)]:
+        redraw(study, "differences", points)
     write_sums(study.parent)
 
 
@@ -62,11 +67,17 @@ def _differences(study: Path) -> Iterator[list[Any]]:
             yield [name, 0, loss.mean, found.mean, found.mean - found.low, row.other.name]
 
 
-def _arm_json(arm: StudyArm, metrics: dict[str, str]) -> dict[str, Any]:
-    """Return an arm of table.json without its differences, which `rewrite` computes."""
+def _label(arm: StudyArm) -> dict[str, str]:
+    """Return the value of each key in the name of an arm."""
+    return dict(part.split("=") if "=" in part else ("balancing", part) for part in arm.name.split())
+
+
+def _arm_json(arm: StudyArm, keys: list[str], metrics: dict[str, str]) -> dict[str, Any]:
+    """Return an arm of table.json, labeled with `keys`, without its differences, which `rewrite` computes."""
+    label = _label(arm)
     summaries = {key: summarize([*arm.values(key).values()]) for key in metrics}
     return {
-        "label": dict(part.split("=") if "=" in part else ("balancing", part) for part in arm.name.split()),
+        "label": {key: label.get(key, "") for key in keys},
         "runs": [
             {"folder": run.record, "seed": run.seed, "values": {key: run.numbers.get(key) for key in metrics}}
             for run in arm.runs

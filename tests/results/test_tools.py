@@ -72,7 +72,7 @@ def test_one_changed_digit_of_any_csv_file_is_found(tmp_path):
     shutil.copytree(RESULTS, tmp_path, ignore=shutil.ignore_patterns("*.svg", "*.json", "*.md"), dirs_exist_ok=True)
     assert check_sums(tmp_path) == []
     names = [line.split()[1] for line in (RESULTS / SUMS).read_text().splitlines()]
-    assert {f"{study}/{kind}.csv" for study in STUDIES for kind in ("rows", "curves")} <= {*names}
+    assert {f"{study}/rows.csv" for study in STUDIES} <= {*names}
     for name in names:
         text = (tmp_path / name).read_text()
         place = [found.start() for found in re.finditer(r"\d", text)][-1]  # a column of rows.csv that no table shows
@@ -183,9 +183,10 @@ def test_arms_of_several_sweeps_are_compared_within_their_sweep(copy):
     study = copy / "collapse"
     lines = (study / "rows.csv").read_text().splitlines()
     shifted = re.sub(r",3\.(\d+),", r",4.\1,", "\n".join(lines[1:])).splitlines()
+    shifted = [line.replace(",", " lr=0.01,", 1) for line in shifted]
     rows = [f"{line},{sweep}" for sweep, found in (("short", lines[1:]), ("long", shifted)) for line in found]
     (study / "partial.csv").write_text("\n".join([f"{lines[0]},sweep", *rows]))
-    (study / "sweep.yaml").write_text("baseline: none\ncolumns: [loss]\n")
+    (study / "table.yaml").write_text("baseline: none\ncolumns: [loss]\n")
     for name in ("documents.csv", "README.md"):
         (study / name).unlink()
     combine(study)
@@ -193,13 +194,19 @@ def test_arms_of_several_sweeps_are_compared_within_their_sweep(copy):
     rows = recompute(read_rows(study), read_table(study))
     assert len(rows) == 10
     assert {row.other.name for name, row in rows.items() if row.other and "short" in name} == {"none sweep=short"}
-    assert rows["lbl sweep=long"].summaries["val/loss"].mean == pytest.approx(
+    assert rows["lbl lr=0.01 sweep=long"].summaries["val/loss"].mean == pytest.approx(
         1 + rows["lbl sweep=short"].summaries["val/loss"].mean
     )
+    cells = [line.split(" | ") for line in (study / "table.md").read_text().splitlines() if line.startswith("|")]
+    assert cells[0][:3] == ["| balancing", "sweep", "lr"]
+    assert len({len(row) for row in cells[:12]}) == 1
+    assert cells[2][:3] == ["| simbal", "short", "—"]
 
 
 def test_figures_are_drawn_from_their_numbers(tmp_path):
-    for study in STUDIES:
+    studies = sorted(file.parent.name for file in RESULTS.glob("*/curves.csv"))
+    assert {"collapse", "league", "significance_tiny"} <= {*studies}
+    for study in studies:
         drawn = tmp_path / study
         drawn.mkdir()
         shutil.copy(RESULTS / study / "curves.csv", drawn)
