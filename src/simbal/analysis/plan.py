@@ -26,7 +26,7 @@ from simbal.runs.spec import RunSpec
 DAY = 86_400  # seconds
 UNITS = {"days": DAY, "hours": 3_600, "minutes": 60, "seconds": 1}
 # trainer by (num_layers, d_model); all other models use trainer=default
-TRAINERS = {(2, 64): "bench", (8, 768): "paper_m", (12, 1536): "paper_l"}
+TRAINERS = {(2, 128): "bench", (8, 768): "paper_m", (12, 1536): "paper_l"}
 # tokens of the final validation, which uses the whole split. pysource: the windows in the first 2,048 tokens of each
 # of 82 held-out documents; dclm: one shard
 HELD_OUT = {"pysource": 131_328, "dclm": 80_000_000}
