@@ -150,13 +150,36 @@ def test_a_noisy_baseline_widens_all_intervals():
         assert interval.degrees < quiet[pair].degrees
 
 
-def test_groups_of_arms_share_the_noise_but_not_the_seed_effects():
-    small, large = random_cells(3, 3, 5), random_cells(4, 3, 5)
+def two_groups(small, large):
+    """Cells and comparisons of two groups, each with its own baseline."""
     cells = small | {f"{arm} large": values for arm, values in large.items()}
-    pairs = [*against_first(small), *((f"{arm} large", f"{other} large") for arm, other in against_first(large))]
+    return cells, [*against_first(small), *((f"{arm} large", f"{other} large") for arm, other in against_first(large))]
+
+
+def test_groups_of_arms_share_the_noise_but_not_the_seed_effects():
+    cells, pairs = two_groups(random_cells(3, 3, 5), random_cells(4, 3, 5))
     found = simultaneous_intervals(cells, pairs)
     assert {interval.degrees for interval in found.values()} == {2 * (3 - 1) * (5 - 1)}
     assert {interval.largest for interval in found.values()} == {LargestT(4, correlation=0.0)}
+
+
+def test_groups_with_different_noise_have_intervals_of_their_own_that_hold_together():
+    small, large = random_cells(3, 4, 5), random_cells(4, 2, 5, 30.0)
+    found = simultaneous_intervals(*two_groups(small, large))
+    for group, suffix, comparisons in ((small, "", 3), (large, " large", 1)):
+        alone = simultaneous_intervals(group, against_first(group), alpha=1 - 0.95 ** (comparisons / 4))
+        for (arm, other), interval in alone.items():
+            assert ends(found[arm + suffix, other + suffix]) == pytest.approx(ends(interval), rel=1e-6)
+
+
+def test_bartletts_test_equals_scipys():
+    rng = np.random.default_rng(2)
+    for sd in (1.0, 1.5, 2.0, 3.0):
+        first_S, second_S = rng.standard_normal(8), sd * rng.standard_normal(6)
+        cells, pairs = two_groups(cells_of([0 * first_S, first_S]), cells_of([0 * second_S, second_S]))
+        found = simultaneous_intervals(cells, pairs)
+        theirs = scipy.stats.bartlett(first_S, second_S).pvalue
+        assert all((one.largest.share < 1) == (theirs < 0.1) for one in found.values()), sd
 
 
 def test_pairs_without_two_shared_seeds_or_without_noise_have_no_interval():

@@ -5,14 +5,15 @@ estimated from the residuals of all arms together, with (A - 1)(S - 1) degrees o
 t test has only S - 1. All intervals of a metric together contain all true differences with probability 95%. For a
 single pair of arms the interval is Student's paired interval.
 
-Arms that are too noisy to pool are set aside and keep their own paired intervals. A noisy baseline is in every
+Groups of arms with different baselines, such as two corpora, each have their own noise if Bartlett's test finds that it
+differs. Arms that are too noisy to pool are set aside and keep their own paired intervals. A noisy baseline is in every
 comparison, so it gets its own variance instead.
 
 References: C. W. Dunnett, JASA 50 (1955), for comparisons with one arm; J. W. Tukey (1953), for all pairs; Y. Hochberg,
     J. Multivariate Analysis 4 (1974), for any set of comparisons (correlation 0 below); T. S. Russell and
     R. A. Bradley, Biometrika 45 (1958), for the noise of one arm; F. E. Satterthwaite, Biometrics Bulletin 2 (1946),
-    for the degrees of freedom of a sum of variances.
-Shapes: A arms, S seeds, C cells (runs), P parameters, K comparisons, Z and T nodes of integrals.
+    for the degrees of freedom of a sum of variances; M. S. Bartlett, Proc. Royal Society A 160 (1937).
+Shapes: A arms, S seeds, C cells (runs), P parameters, K comparisons, G groups of arms, Z and T nodes of integrals.
 """
 
 from __future__ import annotations
@@ -27,11 +28,12 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
-from scipy.special import fdtrc, gammaincinv, gammaln, nctdtrinc, ndtr, stdtr
+from scipy.special import chdtrc, fdtrc, gammaincinv, gammaln, nctdtrinc, ndtr, stdtr
 
 ALPHA, POWER = 0.05, 0.8
 ROUNDING = 1e-12  # relative to the largest value: smaller residuals are rounding errors
 BASELINE_ALPHA = 0.1  # of the test for a noisy baseline; not corrected, because it is in all comparisons
+GROUPS_ALPHA = 0.1  # of the test for groups of arms with different noise
 NODES = 120  # of each integral; errors are below 1e-8
 
 Array = NDArray[np.float64]
@@ -75,7 +77,8 @@ def simultaneous_intervals(
 ) -> dict[Pair, Interval]:
     """Return the interval of each pair that has measured noise and shares at least two seeds.
 
-    Arms that are connected by comparisons share seed effects. All arms share the noise.
+    Arms that are connected by comparisons form a group and share seed effects. All groups share the noise unless it
+    differs between them.
 
     Args:
         cells: finite values by arm and seed.
@@ -85,6 +88,20 @@ def simultaneous_intervals(
     """
     pairs = [(arm, other) for arm, other in pairs if len(cells[arm].keys() & cells[other].keys()) > 1]
     layouts = [_Layout({arm: cells[arm] for arm in arms}) for arms in _connected(pairs)]
+    if not _noise_differs(layouts):
+        return _family(cells, layouts, pairs, all_pairs, alpha)
+    found: dict[Pair, Interval] = {}
+    for layout in layouts:
+        own = [pair for pair in pairs if pair[0] in layout.arms]
+        for pair, interval in _family(cells, [layout], own, False, alpha).items():
+            found[pair] = replace(interval, largest=replace(interval.largest, share=len(own) / len(pairs)))
+    return found
+
+
+def _family(
+    cells: Cells, layouts: Sequence[_Layout], pairs: Sequence[Pair], all_pairs: bool, alpha: float
+) -> dict[Pair, Interval]:
+    """Return the simultaneous intervals of arms that share the noise, except noisy ones."""
     baselines = {other for _, other in pairs}
     baseline = None
     if len(baselines) == 1 and len(pairs) > 2 and not all_pairs:
@@ -97,6 +114,20 @@ def simultaneous_intervals(
         if pair not in intervals and (own := _own_interval(cells, pair, len(pairs), alpha)):
             intervals[pair] = own
     return intervals
+
+
+def _noise_differs(layouts: Sequence[_Layout]) -> bool:
+    """Whether the noise differs between groups of arms, by Bartlett's test."""
+    measured = [(layout.square, layout.degrees) for layout in layouts if layout.degrees]
+    if len(measured) < 2:
+        return False
+    if not all(square for square, _ in measured):
+        return any(square for square, _ in measured)
+    square_G, degrees_G = np.array(measured).T
+    total = degrees_G.sum()
+    statistic = total * np.log(square_G.sum() / total) - degrees_G @ np.log(square_G / degrees_G)
+    correction = 1 + ((1 / degrees_G).sum() - 1 / total) / (3 * (len(measured) - 1))
+    return bool(chdtrc(len(measured) - 1, statistic / correction) < GROUPS_ALPHA)
 
 
 def noisy_arms(layouts: Sequence[_Layout], baseline: str | None = None, alpha: float = ALPHA) -> set[str]:
@@ -140,14 +171,23 @@ class LargestT:
             on the same seeds; 0 is conservative for any comparisons.
         pairs: all pairs of `count` arms with a common noise (Tukey): the studentized range divided by sqrt(2).
         separate: each comparison has its own noise (Sidak).
+
+    These may be a `share` of a table's comparisons, where the others have noise of their own.
     """
 
     count: int  # of comparisons; of arms for the kind `pairs`
     kind: Literal["baseline", "pairs", "separate"] = "baseline"
     correlation: float = 0.5
+    share: float = 1.0
 
     def probability(self, bound: float, degrees: float) -> float:
-        """Return the probability that no |t| exceeds `bound`, with this many degrees of freedom of the noise."""
+        """Return the probability that no |t| exceeds `bound`, with this many degrees of freedom of the noise.
+
+        For a share of a table it is raised to the power 1 / share, so the product over all shares is that of the table.
+        """
+        return self._probability(bound, degrees) ** (1 / self.share)
+
+    def _probability(self, bound: float, degrees: float) -> float:
         if self.kind == "separate" or (self.kind == "baseline" and self.count == 1):
             return float(1 - 2 * stdtr(degrees, -bound)) ** self.count
         z_Z, weight_Z = _normal_nodes()
