@@ -185,7 +185,7 @@ class LargestT:
 
         For a share of a table it is raised to the power 1 / share, so the product over all shares is that of the table.
         """
-        return self._probability(bound, degrees) ** (1 / self.share)
+        return float(self._probability(bound, degrees) ** (1 / self.share))
 
     def _probability(self, bound: float, degrees: float) -> float:
         if self.kind == "separate" or (self.kind == "baseline" and self.count == 1):
