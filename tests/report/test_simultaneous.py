@@ -172,6 +172,14 @@ def test_groups_with_different_noise_have_intervals_of_their_own_that_hold_toget
             assert ends(found[arm + suffix, other + suffix]) == pytest.approx(ends(interval), rel=1e-6)
 
 
+def test_a_group_without_noise_has_no_intervals_and_does_not_narrow_the_others():
+    noisy, constant = random_cells(3, 3, 5), cells_of([[1.0] * 5, [2.0] * 5])
+    found = simultaneous_intervals(*two_groups(noisy, constant))
+    alone = simultaneous_intervals(noisy, against_first(noisy), alpha=1 - 0.95 ** (2 / 3))
+    assert found.keys() == alone.keys()
+    assert all(ends(found[pair]) == pytest.approx(ends(alone[pair]), rel=1e-6) for pair in alone)
+
+
 def test_bartletts_test_equals_scipys():
     rng = np.random.default_rng(2)
     for sd in (1.0, 1.5, 2.0, 3.0):

@@ -68,7 +68,7 @@ class Interval:
 
     @property
     def pooled(self) -> bool:
-        """Whether the noise is the common one. If not, it comes from the paired differences of these two arms."""
+        """Whether the noise is common to several arms. If not, it comes from the paired differences of these two arms."""
         return self.largest.kind != "separate"
 
 
