@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import fdtrc, stdtrit
 
+from simbal.report.largest_t import ALPHA, LargestT
 from simbal.report.sequential import boundaries
-from simbal.report.simultaneous import ALPHA, BASELINE_ALPHA, LargestT, simultaneous_intervals
+from simbal.report.simultaneous import BASELINE_ALPHA, simultaneous_intervals
 
 Array = NDArray[np.float64]
 SD, MARGIN = 0.02, 0.026

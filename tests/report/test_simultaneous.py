@@ -8,9 +8,9 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simbal.report.largest_t import LargestT
 from simbal.report.simultaneous import (
     Interval,
-    LargestT,
     equivalence_power,
     seeds_to_equate,
     seeds_to_resolve,

@@ -8,8 +8,9 @@ from simbal.errors import UserError
 from simbal.metrics.definitions import Metric
 from simbal.report.arms import Arm
 from simbal.report.bootstrap import DocumentDifferences, bootstrap, document_differences
+from simbal.report.largest_t import ALPHA
 from simbal.report.paper import Reported, reported
-from simbal.report.simultaneous import ALPHA, Interval, simultaneous_intervals
+from simbal.report.simultaneous import Interval, simultaneous_intervals
 from simbal.report.statistics import (
     IDENTICAL,
     NO_CONCLUSION,

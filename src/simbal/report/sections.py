@@ -13,7 +13,8 @@ from simbal.report.arms import seed_ranges, short_columns
 from simbal.report.collect import Run
 from simbal.report.columns import ABSENT, Cell, interval_cell, number_cell
 from simbal.report.comparison import Row
-from simbal.report.simultaneous import ALPHA, POWER, Interval, LargestT, seeds_to_equate, seeds_to_resolve
+from simbal.report.largest_t import ALPHA, LargestT
+from simbal.report.simultaneous import POWER, Interval, seeds_to_equate, seeds_to_resolve
 from simbal.report.statistics import UNRESOLVED, Difference, Summary, relative
 from simbal.report.table import Table
 from simbal.runs.record import error_of

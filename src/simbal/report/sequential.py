@@ -20,7 +20,7 @@ from functools import cache
 from math import sqrt
 from typing import TYPE_CHECKING
 
-from simbal.report.simultaneous import ALPHA
+from simbal.report.largest_t import ALPHA
 
 if TYPE_CHECKING:
     import numpy as np

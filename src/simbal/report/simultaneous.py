@@ -9,11 +9,11 @@ Groups of arms with different baselines, such as two corpora, each have their ow
 differs. Arms that are too noisy to pool are set aside and keep their own paired intervals. A noisy baseline is in every
 comparison, so it gets its own variance instead.
 
-References: C. W. Dunnett, JASA 50 (1955), for comparisons with one arm; J. W. Tukey (1953), for all pairs; Y. Hochberg,
-    J. Multivariate Analysis 4 (1974), for any set of comparisons (correlation 0 below); T. S. Russell and
-    R. A. Bradley, Biometrika 45 (1958), for the noise of one arm; F. E. Satterthwaite, Biometrics Bulletin 2 (1946),
-    for the degrees of freedom of a sum of variances; M. S. Bartlett, Proc. Royal Society A 160 (1937).
-Shapes: A arms, S seeds, C cells (runs), P parameters, K comparisons, G groups of arms, Z and T nodes of integrals.
+References: Y. Hochberg, J. Multivariate Analysis 4 (1974), for any set of comparisons (correlation 0 below);
+    T. S. Russell and R. A. Bradley, Biometrika 45 (1958), for the noise of one arm; F. E. Satterthwaite, Biometrics
+    Bulletin 2 (1946), for the degrees of freedom of a sum of variances; M. S. Bartlett, Proc. Royal Society A 160
+    (1937), for the test of equal noise.
+Shapes: A arms, S seeds, C cells (runs), P parameters, K comparisons, G groups of arms, T nodes of integrals.
 """
 
 from __future__ import annotations
@@ -21,22 +21,18 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from functools import cache
 from math import sqrt
-from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy.optimize import brentq
-from scipy.special import chdtrc, fdtrc, gammaincinv, gammaln, nctdtrinc, ndtr, stdtr
+from scipy.special import chdtrc, fdtrc, nctdtrinc, ndtr
 
-ALPHA, POWER = 0.05, 0.8
+from simbal.report.largest_t import ALPHA, Array, LargestT, noise_nodes
+
+POWER = 0.8
 ROUNDING = 1e-12  # relative to the largest value: smaller residuals are rounding errors
 BASELINE_ALPHA = 0.1  # of the test for a noisy baseline; not corrected, because it is in all comparisons
 GROUPS_ALPHA = 0.1  # of the test for groups of arms with different noise
-NODES = 120  # of each integral; errors are below 1e-8
 
-Array = NDArray[np.float64]
 Cells = Mapping[str, Mapping[int, float]]  # value by arm and seed; a failed run is absent
 Pair = tuple[str, str]  # treatment and the arm that it is compared with
 
@@ -68,7 +64,7 @@ class Interval:
 
     @property
     def pooled(self) -> bool:
-        """Whether the noise is common to several arms. If not, it comes from the paired differences of these two arms."""
+        """Whether several arms share the noise. If not, it comes from the paired differences of these two arms."""
         return self.largest.kind != "separate"
 
 
@@ -162,57 +158,6 @@ def noisy_arms(layouts: Sequence[_Layout], baseline: str | None = None, alpha: f
     return noisy if len(noisy) <= most else {*everything}
 
 
-@dataclass(frozen=True)
-class LargestT:
-    """Distribution of the largest |t| of several comparisons.
-
-    Kinds:
-        baseline: equally correlated comparisons with a common noise (Dunnett). The correlation is 1/2 for one baseline
-            on the same seeds; 0 is conservative for any comparisons.
-        pairs: all pairs of `count` arms with a common noise (Tukey): the studentized range divided by sqrt(2).
-        separate: each comparison has its own noise (Sidak).
-
-    These may be a `share` of a table's comparisons, where the others have noise of their own.
-    """
-
-    count: int  # of comparisons; of arms for the kind `pairs`
-    kind: Literal["baseline", "pairs", "separate"] = "baseline"
-    correlation: float = 0.5
-    share: float = 1.0
-
-    def probability(self, bound: float, degrees: float) -> float:
-        """Return the probability that no |t| exceeds `bound`, with this many degrees of freedom of the noise.
-
-        For a share of a table it is raised to the power 1 / share, so the product over all shares is that of the table.
-        """
-        return float(self._probability(bound, degrees) ** (1 / self.share))
-
-    def _probability(self, bound: float, degrees: float) -> float:
-        if self.kind == "separate" or (self.kind == "baseline" and self.count == 1):
-            return float(1 - 2 * stdtr(degrees, -bound)) ** self.count
-        z_Z, weight_Z = _normal_nodes()
-        noise_T, weight_T = _noise_nodes(degrees)
-        bound_TZ = bound * noise_T[:, None]
-        if self.kind == "pairs":
-            inside_TZ = self.count * (ndtr(z_Z) - ndtr(z_Z - sqrt(2) * bound_TZ)) ** (self.count - 1)
-        else:
-            common_Z, scale = sqrt(self.correlation) * z_Z, sqrt(1 - self.correlation)
-            inside_TZ = (ndtr((bound_TZ - common_Z) / scale) - ndtr((-bound_TZ - common_Z) / scale)) ** self.count
-        return float(weight_T @ inside_TZ @ weight_Z)
-
-    def quantile(self, degrees: float, alpha: float = ALPHA) -> float:
-        """Return the critical value, which some |t| exceeds with probability `alpha`."""
-        return _quantile(self, degrees, alpha)
-
-
-@cache
-def _quantile(largest: LargestT, degrees: float, alpha: float) -> float:
-    high = 2.0
-    while largest.probability(high, degrees) < 1 - alpha:
-        high *= 2
-    return float(brentq(lambda bound: largest.probability(bound, degrees) - (1 - alpha), 0.0, high, xtol=1e-10))
-
-
 def detectable_difference(critical: float, degrees: float, error: float) -> float:
     """Return the true difference for which |t| exceeds `critical` with 80% power.
 
@@ -247,7 +192,7 @@ def equivalence_power(interval: Interval, margin: float, true: float = 0.0) -> f
 
     Reference: K. F. Phillips, Journal of Pharmacokinetics and Biopharmaceutics 18 (1990).
     """
-    noise_T, weight_T = _noise_nodes(interval.degrees)
+    noise_T, weight_T = noise_nodes(interval.degrees)
     reach_T = margin - interval.half * noise_T
     chance_T = ndtr((reach_T - true) / interval.error) - ndtr((-reach_T - true) / interval.error)
     return float(weight_T @ np.where(reach_T > 0, chance_T, 0.0))
@@ -390,24 +335,3 @@ def _connected(pairs: Sequence[Pair]) -> list[list[str]]:
             joined = group | joined
         groups.append(joined)
     return [[*group] for group in groups]
-
-
-@cache
-def _normal_nodes() -> tuple[Array, Array]:
-    """Return nodes and weights that integrate over a standard normal variable."""
-    z_Z, weight_Z = np.polynomial.legendre.leggauss(NODES)
-    z_Z, weight_Z = 8.5 * z_Z, 8.5 * weight_Z
-    return z_Z, weight_Z * np.exp(-z_Z * z_Z / 2) / sqrt(2 * np.pi)
-
-
-@cache
-def _noise_nodes(degrees: float) -> tuple[Array, Array]:
-    """Return nodes and weights that integrate over the estimated noise divided by the true noise.
-
-    Its square is chi-square distributed, divided by its degrees of freedom.
-    """
-    node_T, weight_T = np.polynomial.legendre.leggauss(NODES)
-    low, high = np.sqrt(2 * gammaincinv(degrees / 2, [1e-13, 1 - 1e-13]) / degrees)
-    noise_T = (high + low) / 2 + (high - low) / 2 * node_T
-    log_density_T = (degrees - 1) * np.log(noise_T) - degrees * noise_T**2 / 2 + degrees / 2 * np.log(degrees / 2)
-    return noise_T, (high - low) * weight_T * np.exp(log_density_T - gammaln(degrees / 2))
