@@ -9,6 +9,7 @@ from tests.pinned.runs import CURVES, RUNS, curves, processor
 
 KEPT = json.loads(CURVES.read_text())
 FIRST_STEPS, TOLERANCE = 5, 1e-4  # on another processor: a choice of experts may flip later
+SIGNS_OF_ROUNDING = {"simbal"}  # sum |W W^T - I| from an orthonormal W: the first gradient is the sign of rounding errors
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -17,6 +18,8 @@ def test_curves_are_unchanged(name, tmp_path):
     if (kind := processor()) in KEPT:
         assert found == KEPT[kind][name]
         return
+    if name in SIGNS_OF_ROUNDING:
+        pytest.skip(f"the first gradient of {name} differs from processor to processor")
     for runs in KEPT.values():
         assert found.keys() == runs[name].keys()
         for key, values in runs[name].items():
