@@ -9,7 +9,7 @@ from tests.pinned.runs import CURVES, RUNS, curves, processor
 
 KEPT = json.loads(CURVES.read_text())
 FIRST_STEPS, TOLERANCE = 5, 1e-4  # on another processor: a choice of experts may flip later
-SIGNS_OF_ROUNDING = {"simbal"}  # sum |W W^T - I| from an orthonormal W: the first gradient is the sign of rounding errors
+SIGNS_OF_ROUNDING = {"simbal"}  # its first gradient, at an orthonormal W, is the sign of rounding errors
 
 
 @pytest.mark.parametrize("name", RUNS)

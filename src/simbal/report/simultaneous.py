@@ -1,19 +1,18 @@
 """Simultaneous confidence intervals for differences between arms that share their seeds.
 
-A value is modeled as arm + seed + noise, where the noise has the same standard deviation in all arms. The noise is
-estimated from the residuals of all arms together, with (A - 1)(S - 1) degrees of freedom if no run is missing. A paired
-t test has only S - 1. All intervals of a metric together contain all true differences with probability 95%. For a
-single pair of arms the interval is Student's paired interval.
+A value is modeled as arm + seed + noise, where the noise has the same standard deviation in all arms that are compared
+with each other. It is estimated from the residuals of these arms together, with (A - 1)(S - 1) degrees of freedom if no
+run is missing. A paired t test has only S - 1. All intervals of a metric together contain all true differences with
+probability 95%. For a single pair of arms the interval is Student's paired interval.
 
-Groups of arms with different baselines, such as two corpora, each have their own noise if Bartlett's test finds that it
-differs. Arms that are too noisy to pool are set aside and keep their own paired intervals. A noisy baseline is in every
-comparison, so it gets its own variance instead.
+Groups of arms with different baselines, such as two corpora, share neither seed effects nor noise. Arms that are too
+noisy to pool are set aside and keep their own paired intervals. A noisy baseline is in every comparison, so it gets its
+own variance instead.
 
 References: Y. Hochberg, J. Multivariate Analysis 4 (1974), for any set of comparisons (correlation 0 below);
     T. S. Russell and R. A. Bradley, Biometrika 45 (1958), for the noise of one arm; F. E. Satterthwaite, Biometrics
-    Bulletin 2 (1946), for the degrees of freedom of a sum of variances; M. S. Bartlett, Proc. Royal Society A 160
-    (1937), for the test of equal noise.
-Shapes: A arms, S seeds, C cells (runs), P parameters, K comparisons, G groups of arms, T nodes of integrals.
+    Bulletin 2 (1946), for the degrees of freedom of a sum of variances.
+Shapes: A arms, S seeds, C cells (runs), P parameters, K comparisons, T nodes of integrals.
 """
 
 from __future__ import annotations
@@ -24,14 +23,13 @@ from dataclasses import dataclass, replace
 from math import sqrt
 
 import numpy as np
-from scipy.special import chdtrc, fdtrc, nctdtrinc, ndtr
+from scipy.special import fdtrc, nctdtrinc, ndtr
 
-from simbal.report.largest_t import ALPHA, Array, LargestT, noise_nodes
+from simbal.report.largest_t import ALPHA, LargestT, noise_nodes
 
 POWER = 0.8
 ROUNDING = 1e-12  # relative to the largest value: smaller residuals are rounding errors
 BASELINE_ALPHA = 0.1  # of the test for a noisy baseline; not corrected, because it is in all comparisons
-GROUPS_ALPHA = 0.1  # of the test for groups of arms with different noise
 
 Cells = Mapping[str, Mapping[int, float]]  # value by arm and seed; a failed run is absent
 Pair = tuple[str, str]  # treatment and the arm that it is compared with
@@ -73,9 +71,6 @@ def simultaneous_intervals(
 ) -> dict[Pair, Interval]:
     """Return the interval of each pair that has measured noise and shares at least two seeds.
 
-    Arms that are connected by comparisons form a group and share seed effects. All groups share the noise unless it
-    differs between them.
-
     Args:
         cells: finite values by arm and seed.
         pairs: all comparisons of the table.
@@ -83,77 +78,52 @@ def simultaneous_intervals(
         alpha: the probability that one or more intervals miss the true difference.
     """
     pairs = [(arm, other) for arm, other in pairs if len(cells[arm].keys() & cells[other].keys()) > 1]
-    layouts = [_Layout({arm: cells[arm] for arm in arms}) for arms in _connected(pairs)]
-    if not _noise_differs(layouts):
-        return _family(cells, layouts, pairs, all_pairs, alpha)
     found: dict[Pair, Interval] = {}
-    for layout in layouts:
-        own = [pair for pair in pairs if pair[0] in layout.arms]
-        for pair, interval in _family(cells, [layout], own, False, alpha).items():
+    for arms in _connected(pairs):
+        own = [pair for pair in pairs if pair[0] in arms]
+        for pair, interval in _intervals_of_group({arm: cells[arm] for arm in arms}, own, all_pairs, alpha).items():
             found[pair] = replace(interval, largest=replace(interval.largest, share=len(own) / len(pairs)))
     return found
 
 
-def _family(
-    cells: Cells, layouts: Sequence[_Layout], pairs: Sequence[Pair], all_pairs: bool, alpha: float
-) -> dict[Pair, Interval]:
-    """Return the simultaneous intervals of arms that share the noise, except noisy ones."""
+def _intervals_of_group(cells: Cells, pairs: Sequence[Pair], all_pairs: bool, alpha: float) -> dict[Pair, Interval]:
+    """Return the simultaneous intervals of arms that share seed effects and, except for noisy arms, the noise."""
     baselines = {other for _, other in pairs}
     baseline = None
     if len(baselines) == 1 and len(pairs) > 2 and not all_pairs:
         (baseline,) = baselines
-    noisy = noisy_arms(layouts, baseline)
-    layouts = [layout.without(noisy) for layout in layouts]
+    layout = _Layout(cells)
+    noisy = _noisy_arms(layout, baseline)
     pooled = [pair for pair in pairs if not noisy & {*pair}]
-    intervals = _pooled_intervals(layouts, pooled, len(pairs), all_pairs, baseline, alpha) if pooled else {}
+    intervals = _pooled_intervals(layout.without(noisy), pooled, len(pairs), all_pairs, baseline, alpha)
     for pair in pairs:
         if pair not in intervals and (own := _own_interval(cells, pair, len(pairs), alpha)):
             intervals[pair] = own
     return intervals
 
 
-def _noise_differs(layouts: Sequence[_Layout]) -> bool:
-    """Whether the noise differs between groups of arms, by Bartlett's test."""
-    measured = [(layout.square, layout.degrees) for layout in layouts if layout.degrees]
-    if len(measured) < 2:
-        return False
-    if not all(square for square, _ in measured):
-        return any(square for square, _ in measured)
-    square_G, degrees_G = np.array(measured).T
-    total = degrees_G.sum()
-    statistic = total * np.log(square_G.sum() / total) - degrees_G @ np.log(square_G / degrees_G)
-    correction = 1 + ((1 / degrees_G).sum() - 1 / total) / (3 * (len(measured) - 1))
-    return bool(chdtrc(len(measured) - 1, statistic / correction) < GROUPS_ALPHA)
-
-
-def noisy_arms(layouts: Sequence[_Layout], baseline: str | None = None, alpha: float = ALPHA) -> set[str]:
+def _noisy_arms(layout: _Layout, baseline: str | None) -> set[str]:
     """Return the arms whose noise exceeds the noise of the others, by F tests with Bonferroni's correction.
 
     The noisiest arm is set aside first and the test is repeated. If more than a quarter of the arms (and more than
-    one) would be set aside, the arms have no common noise, and all are returned. Means have no influence.
-
-    Args:
-        layouts: the arms, grouped by shared seed effects.
-        baseline: an arm that is not tested here.
-        alpha: error of all tests of a round together.
+    one) would be set aside, the arms have no common noise, and all are returned. Means have no influence. A noisy
+    baseline is treated elsewhere.
     """
-    layouts = [layout.without({baseline}) for layout in layouts]
-    everything = [arm for layout in layouts for arm in layout.arms]
+    layout = layout.without({baseline})
+    everything = layout.arms
     noisy: set[str] = set()
-    while len(everything) - len(noisy) > 2:
-        square, degrees = _total_noise(layouts)
+    while len(layout.arms) > 2:
         p_of = {}
-        for layout in layouts:
-            for arm in layout.arms:
-                own_square, own_degrees = layout.noise_of(arm)
-                rest, left = square - own_square, degrees - own_degrees
-                if own_degrees and left and rest > 0:
-                    p_of[arm] = float(fdtrc(own_degrees, left, own_square / own_degrees / (rest / left)))
+        for arm in layout.arms:
+            own_square, own_degrees = layout.noise_of(arm)
+            rest, left = layout.square - own_square, layout.degrees - own_degrees
+            if own_degrees and left and rest > 0:
+                p_of[arm] = float(fdtrc(own_degrees, left, own_square / own_degrees / (rest / left)))
         noisiest = min(p_of, key=p_of.__getitem__, default=None)
-        if noisiest is None or p_of[noisiest] * (len(everything) - len(noisy)) >= alpha:
+        if noisiest is None or p_of[noisiest] * len(layout.arms) >= ALPHA:
             break
         noisy.add(noisiest)
-        layouts = [layout.without({noisiest}) for layout in layouts]
+        layout = layout.without({noisiest})
     most = max(1, len(everything) // 4)
     return noisy if len(noisy) <= most else {*everything}
 
@@ -251,44 +221,31 @@ class _Layout:
 
 
 def _pooled_intervals(
-    layouts: Sequence[_Layout], pairs: Sequence[Pair], count: int, all_pairs: bool, baseline: str | None, alpha: float
+    layout: _Layout, pairs: Sequence[Pair], count: int, all_pairs: bool, baseline: str | None, alpha: float
 ) -> dict[Pair, Interval]:
     """Return the intervals from the common noise. `count` includes the comparisons of the arms that were set aside."""
-    square, degrees = _total_noise(layouts)
-    if not degrees or square <= 0:
+    if not pairs or not layout.degrees or layout.square <= 0:
         return {}
-    means, covariance_KK = _contrasts(layouts, pairs)
+    contrast_KP = np.zeros((len(pairs), layout.design_CP.shape[1]))
+    for row_P, (arm, other) in zip(contrast_KP, pairs, strict=True):
+        row_P[layout.arms.index(arm)], row_P[layout.arms.index(other)] = 1.0, -1.0
+    covariance_KK = contrast_KP @ layout.covariance_PP @ contrast_KP.T  # in units of the noise variance
     scale_K = np.sqrt(np.diag(covariance_KK))
     if all_pairs and len(pairs) == count:
-        largest = LargestT(sum(len(layout.arms) for layout in layouts), "pairs")
+        largest = LargestT(len(layout.arms), "pairs")
     else:
         correlation = float((covariance_KK / np.outer(scale_K, scale_K)).min()) if len(pairs) > 1 else 0.0
         largest = LargestT(count, correlation=round(max(0.0, correlation), 6))
-    noise, freedom = sqrt(square / degrees), degrees
-    if baseline and (own := _noise_with_baseline(layouts[0], baseline)):
+    noise, freedom = sqrt(layout.square / layout.degrees), layout.degrees
+    if baseline and (own := _noise_with_baseline(layout, baseline)):
         own_noise, own_freedom = own
         if largest.quantile(own_freedom, alpha) * own_noise > largest.quantile(freedom, alpha) * noise:
             noise, freedom = own
-    errors = (noise * scale_K).tolist()
+    means, errors = (contrast_KP @ layout.effects_P).tolist(), (noise * scale_K).tolist()
     return {
         pair: Interval(mean, error, freedom, largest, alpha)
         for pair, mean, error in zip(pairs, means, errors, strict=True)
     }
-
-
-def _contrasts(layouts: Sequence[_Layout], pairs: Sequence[Pair]) -> tuple[list[float], Array]:
-    """Return the estimated difference of each pair, and their covariances in units of the noise variance."""
-    mean_of: dict[Pair, float] = {}
-    covariance_KK = np.zeros((len(pairs), len(pairs)))
-    for layout in layouts:
-        own = [place for place, pair in enumerate(pairs) if pair[0] in layout.arms]
-        contrast_KP = np.zeros((len(own), layout.design_CP.shape[1]))
-        for row_P, place in zip(contrast_KP, own, strict=True):
-            arm, other = pairs[place]
-            row_P[layout.arms.index(arm)], row_P[layout.arms.index(other)] = 1.0, -1.0
-            mean_of[pairs[place]] = float(row_P @ layout.effects_P)
-        covariance_KK[np.ix_(own, own)] = contrast_KP @ layout.covariance_PP @ contrast_KP.T
-    return [mean_of[pair] for pair in pairs], covariance_KK
 
 
 def _noise_with_baseline(layout: _Layout, baseline: str) -> tuple[float, int] | None:
@@ -318,11 +275,6 @@ def _own_interval(cells: Cells, pair: Pair, count: int, alpha: float) -> Interva
         return None
     error, mean = sd / sqrt(len(differences_S)), float(differences_S.mean())
     return Interval(mean, error, len(differences_S) - 1, LargestT(count, "separate"), alpha)
-
-
-def _total_noise(layouts: Sequence[_Layout]) -> tuple[float, int]:
-    """Return the sum of squared residuals and its degrees of freedom."""
-    return sum(layout.square for layout in layouts), sum(layout.degrees for layout in layouts)
 
 
 def _connected(pairs: Sequence[Pair]) -> list[list[str]]:
