@@ -2,7 +2,8 @@
 
 rows.csv, table.json, table.md and the figure of differences follow from partial.csv, and the baseline and columns from
 sweep.yaml, or from table.yaml for a study of several sweeps. A baseline that is a balancing compares the arms of each
-sweep.
+sweep and setting. `treatments` in table.yaml are keys that belong to the balancing, not to the setting, with the value
+of the baseline.
 """
 
 import csv
@@ -31,7 +32,8 @@ def combine(study: Path) -> None:
     """Write rows.csv, table.json, table.md, curves.csv and differences.svg."""
     settings = next(file for name in ("sweep", "table") if (file := study / f"{name}.yaml").exists())
     shown = yaml.safe_load(settings.read_text(encoding="utf-8"))
-    rows = [*read_csv(study / "partial.csv")]
+    treatments = {key: str(value) for key, value in shown.get("treatments", {}).items()}
+    rows = [_with_treatments(row, treatments) for row in read_csv(study / "partial.csv")]
     if len({row.get("sweep") for row in rows}) > 1:  # arms of one name in several sweeps
         for row in rows:
             row["arm"] += f" sweep={row['sweep']}"
@@ -57,6 +59,20 @@ def combine(study: Path) -> None:
     if points := [*_differences(study)]:
         redraw(study, "differences", points)
     write_sums(study.parent)
+
+
+def _with_treatments(row: dict[str, str], treatments: dict[str, str]) -> dict[str, str]:
+    """Return the row with these keys moved from the setting to the balancing; values of the baseline are left out."""
+    balancing, setting = [row["balancing"]], list[str]()
+    for word in row["setting"].split():
+        key, _, value = word.partition("=")
+        if key not in treatments:
+            setting.append(word)
+        elif value != treatments[key]:
+            balancing.append(f"{short_name(key)}={value}")
+    left_out = {f"{short_name(key)}={value}" for key, value in treatments.items()}
+    name = " ".join(word for word in row["arm"].split() if word not in left_out)
+    return row | {"arm": name, "balancing": " ".join(balancing), "setting": " ".join(setting)}
 
 
 def _differences(study: Path) -> Iterator[list[Any]]:
