@@ -27,7 +27,7 @@ from results.tools.verify import write_sums
 from simbal.report.charts import DOCUMENT, SHORT, STYLE_COLORS, STYLE_SHAPES, Columns, Figure, Medium, svg
 
 HASH, LEARNED, LOSS = "hash", "lbl", "val/loss"
-NOT_LEARNED = (HASH, "frozen", "uniform")
+NOT_LEARNED = {HASH, "frozen", "uniform"}
 RESAMPLES, SEED = 2000, 0
 FARTHEST = 4  # report no crossing beyond this many times the longest run
 FEWEST = 3  # points of a fit
@@ -65,7 +65,8 @@ def read_point(results: Path, study: str, sweep: str = "", setting: str = "") ->
     hashed, learned = arms[HASH].values(LOSS), arms[LEARNED].values(LOSS)
     pairs = tuple(hashed[seed] - learned[seed] for seed in hashed if seed in learned)
     interval = found.statistics(LOSS, arms[HASH].name, arms[LEARNED].name)
-    means = {key: float(np.mean([*arm.values(LOSS).values()])) for key, arm in arms.items() if key not in NOT_LEARNED}
+    learned_arms = [key for key in arms if not NOT_LEARNED & {*key.split("_")} and " " not in key]  # " ": a treatment
+    means = {key: float(np.mean([*arms[key].values(LOSS).values()])) for key in learned_arms}
     best = min(means, key=lambda key: means[key])
     runs = {run.record for arm in (arms[HASH], arms[LEARNED]) for run in arm.runs}
     (tokens,) = {int(row["tokens"]) for row in read_csv(results / study / "partial.csv") if row["run"] in runs}

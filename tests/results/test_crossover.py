@@ -11,7 +11,7 @@ from results.tools.crossover import Point, crossing, describe, read_point
 from results.tools.verify import check_sums
 
 SWEEPS = {"short": (6_000_000, (1,)), "middle": (24_000_000, (1, 2)), "long": (96_000_000, (1, 2, 3))}
-OFFSETS = {"lbl": 0.0, "simbal": -0.01, "none": 0.05, "frozen": -0.3}  # frozen is not a learned router
+OFFSETS = {"lbl": 0.0, "simbal": -0.01, "none": 0.05, "frozen": -0.3, "hash_lbl": -0.4}  # the last two are not learned
 SLOPE, ZERO = 0.03, 200_000_000
 NOISE = {1: 0.0, 2: 0.004, 3: -0.002}
 

@@ -203,6 +203,31 @@ def test_arms_of_several_sweeps_are_compared_within_their_sweep(copy):
     assert cells[2][:3] == ["| simbal", "short", "—"]
 
 
+def test_treatments_are_compared_with_the_baseline_without_them(tmp_path):
+    study = tmp_path / "study"
+    study.mkdir()
+    losses = {"lbl": 3.0, "lbl input=embedding": 2.9, "hash": 2.8}
+    rows = [
+        f"{arm if ' ' in arm else f'{arm} input=hidden'} vocab_size={size},{arm.split()[0]},"
+        f"router.input={'embedding' if ' ' in arm else 'hidden'} data.vocab_size={size},{seed},{arm}-{size}-{seed},"
+        f"{loss + seed * 0.01 * place}"
+        for size in (64, 128)
+        for place, (arm, loss) in enumerate(losses.items())
+        for seed in (1, 2, 3)
+    ]
+    (study / "partial.csv").write_text("\n".join(["arm,balancing,setting,seed,run,val/loss", *rows]))
+    (study / "table.yaml").write_text("baseline: lbl\ncolumns: [loss]\ntreatments: {router.input: hidden}\n")
+    combine(study)
+    assert verify(tmp_path) == []
+    found = recompute(read_rows(study), read_table(study))
+    compared = {name: row.other.name for name, row in found.items() if row.other}
+    assert compared == {
+        f"{arm} vocab_size={size}": f"lbl vocab_size={size}"
+        for size in (64, 128)
+        for arm in ("lbl input=embedding", "hash")
+    }
+
+
 def test_figures_are_drawn_from_their_numbers(tmp_path):
     studies = sorted(file.parent.name for file in RESULTS.glob("*/curves.csv"))
     assert {"collapse", "league", "significance_tiny"} <= {*studies}
