@@ -43,7 +43,8 @@ def compare(reference: Path, outputs: Path) -> Verdict:
     if not verdict.lost and not verdict.changed and arms != results(reference)[0]:
         verdict.changed.append("the table of unchanged runs")
     wanted = {file.name for file in reference.glob("default/*/checkpoints/*")} | {*LOCK_FILES}
-    files = [*outputs.glob("default/**/.*"), *outputs.glob("default/*/checkpoints/[!.]*")]
+    # not in default/ itself: several sweeps may write pages there, so no sweep removes what a killed one left
+    files = [*outputs.glob("default/*/**/.*"), *outputs.glob("default/*/checkpoints/[!.]*")]
     verdict.other += [f"{file} was left behind" for file in sorted(files) if file.name not in wanted]
     consoles = map(find_traceback, sorted(outputs.glob("default/*/console.log")))
     verdict.other += [line for line in consoles if line]
