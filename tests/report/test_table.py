@@ -1,9 +1,11 @@
 """The table groups runs into arms and compares them with the baseline, and its notes state its limits."""
 
 import math
+from dataclasses import replace
 from math import log
 from statistics import fmean, stdev
 
+import numpy as np
 import pytest
 
 from simbal.errors import UserError
@@ -354,3 +356,20 @@ def test_power_counts_the_missing_pairs_and_their_hours(write_run):
             run = write_run(name, seed, metrics={"val/ppl": ppl}, seconds=1800.0)
     section = sections.power(table_of(run.parent))
     assert section.lines == [["simbal", "perplexity ↓", "0.0580", "3", "39 (39.0 h)", "52 (52.0 h)"]]
+
+
+def test_power_uses_the_critical_values_of_the_intervals(write_run):
+    rng = np.random.default_rng(0)
+    for lr, spread in ((0.1, 0.01), (0.2, 0.05)):
+        for name in ("lbl", "simbal", "lf"):
+            for seed in range(4):
+                ppl = math.exp(3 + spread * rng.standard_normal())
+                run = write_run(name, seed, keys={"optim.lr": lr}, metrics={"val/ppl": ppl}, seconds=1800.0)
+    table = table_of(run.parent)
+    assert len(table.compared) == 4
+    for row in table.compared:
+        detectable = row.differences["val/ppl"].detectable
+        for factor, is_enough in ((1.001, True), (0.999, False)):
+            lines = sections.power(replace(table, margin=factor * detectable)).lines
+            (line,) = [line for line in lines if line[0] == row.arm.name]
+            assert line[4].startswith("0 ") == is_enough

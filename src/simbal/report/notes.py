@@ -58,9 +58,11 @@ def explanations(table: Table) -> list[str]:
         )
     method = "all pairs (Tukey)" if table.pairs else "comparisons (Dunnett)"
     measured, ratios = any(one.pooled is not None for one in compared), any(one.scale == "ln" for one in compared)
+    baselines = {id(row.other) for row in table.compared}
+    arms = "arms" if table.pairs or len(baselines) < 2 else "arms with the same baseline"
     texts = {
-        f"All 95% intervals of a metric hold together, for all {method}. Noise is pooled over arms after removing the "
-        "effects of arm and seed. The conclusion follows from the interval.": any(one.pooled for one in compared),
+        f"All 95% intervals of a metric hold together, for all {method}. Noise is pooled over {arms} after removing "
+        "the effects of arm and seed. The conclusion follows from the interval.": any(one.pooled for one in compared),
         "Intervals cover variation over seeds on the same validation documents. The interval over documents covers "
         f"variation over documents for the same seeds (bootstrap of {_range(documents)}). Neither covers "
         "both.": documents,

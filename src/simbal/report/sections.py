@@ -248,8 +248,10 @@ def power(table: Table) -> Section:
         difference = row.differences[metric.key]
         if not metric.margin or difference.error is None or difference.degrees is None or row.other is None:
             continue
-        comparisons = sum(metric.key in one.differences for one in table.compared)
-        largest = LargestT(comparisons) if difference.pooled else LargestT(comparisons, "separate")
+        others = [one.other for one in table.compared if (found := one.differences.get(metric.key)) and found.error]
+        own = sum(other is row.other for other in others)
+        separate, with_own_noise = LargestT(len(others), "separate"), LargestT(own, share=own / len(others))
+        largest = with_own_noise if difference.pooled else separate
         largest = LargestT(len(table.rows), "pairs") if table.pairs and difference.pooled else largest
         interval = Interval(difference.mean, difference.error, difference.degrees, largest, ALPHA)
         hours = sum(fmean(run.result["seconds"] for run in arm.runs) / 3600 for arm in (row.arm, row.other))

@@ -51,11 +51,11 @@ class Difference:
     scale: Scale = "difference"
     low: float | None = None  # lower end of the simultaneous 95% interval
     high: float | None = None
-    error: float | None = None  # standard error, from the noise of all arms if `pooled`
+    error: float | None = None  # standard error
     degrees: float | None = None  # degrees of freedom of the error
     p: float | None = None  # adjusted for the number of comparisons, like the interval
     detectable: float | None = None  # the true difference that is detected with 80% power
-    pooled: bool | None = None  # whether the noise of all arms is used
+    pooled: bool | None = None  # whether its noise comes from all arms with the same baseline
     conclusion: str = UNRESOLVED
     over_documents: OverDocuments | None = None  # of a loss, or of the logarithm of a perplexity
 
