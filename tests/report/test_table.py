@@ -15,7 +15,7 @@ from simbal.report.arms import label_columns, label_of, short_label
 from simbal.report.collect import collect
 from simbal.report.columns import ABSENT, Cell, choose_columns
 from simbal.report.comparison import conclusion_word
-from simbal.report.notes import is_control, notes
+from simbal.report.notes import explanations, is_control, notes
 from simbal.report.report import report
 from simbal.report.table import build
 
@@ -358,7 +358,7 @@ def test_power_counts_the_missing_pairs_and_their_hours(write_run):
     assert section.lines == [["simbal", "perplexity ↓", "0.0580", "3", "39 (39.0 h)", "52 (52.0 h)"]]
 
 
-def test_power_uses_the_critical_values_of_the_intervals(write_run):
+def test_baselines_have_their_own_noise_and_power_uses_the_same_critical_values(write_run):
     rng = np.random.default_rng(0)
     for lr, spread in ((0.1, 0.01), (0.2, 0.05)):
         for name in ("lbl", "simbal", "lf"):
@@ -367,6 +367,7 @@ def test_power_uses_the_critical_values_of_the_intervals(write_run):
                 run = write_run(name, seed, keys={"optim.lr": lr}, metrics={"val/ppl": ppl}, seconds=1800.0)
     table = table_of(run.parent)
     assert len(table.compared) == 4
+    assert "Noise is pooled over arms with the same baseline after" in explanations(table)[0]
     for row in table.compared:
         detectable = row.differences["val/ppl"].detectable
         for factor, is_enough in ((1.001, True), (0.999, False)):

@@ -249,9 +249,10 @@ def power(table: Table) -> Section:
         if not metric.margin or difference.error is None or difference.degrees is None or row.other is None:
             continue
         others = [one.other for one in table.compared if (found := one.differences.get(metric.key)) and found.error]
-        own = sum(other is row.other for other in others)
-        separate, with_own_noise = LargestT(len(others), "separate"), LargestT(own, share=own / len(others))
-        largest = with_own_noise if difference.pooled else separate
+        count = sum(other is row.other for other in others)
+        largest = LargestT(len(others), "separate")
+        if difference.pooled:
+            largest = LargestT(count, share=count / len(others))
         largest = LargestT(len(table.rows), "pairs") if table.pairs and difference.pooled else largest
         interval = Interval(difference.mean, difference.error, difference.degrees, largest, ALPHA)
         hours = sum(fmean(run.result["seconds"] for run in arm.runs) / 3600 for arm in (row.arm, row.other))
