@@ -250,10 +250,12 @@ def power(table: Table) -> Section:
             continue
         others = [one.other for one in table.compared if (found := one.differences.get(metric.key)) and found.error]
         count = sum(other is row.other for other in others)
-        largest = LargestT(len(others), "separate")
-        if difference.pooled:
+        if not difference.pooled:
+            largest = LargestT(len(others), "separate")
+        elif table.pairs:
+            largest = LargestT(len(table.rows), "pairs")
+        else:
             largest = LargestT(count, share=count / len(others))
-        largest = LargestT(len(table.rows), "pairs") if table.pairs and difference.pooled else largest
         interval = Interval(difference.mean, difference.error, difference.degrees, largest, ALPHA)
         hours = sum(fmean(run.result["seconds"] for run in arm.runs) / 3600 for arm in (row.arm, row.other))
         resolve = max(0, seeds_to_resolve(interval, difference.pairs, margin) - difference.pairs)
