@@ -65,9 +65,8 @@ def read_point(results: Path, study: str, sweep: str = "", setting: str = "") ->
     hashed, learned = arms[HASH].values(LOSS), arms[LEARNED].values(LOSS)
     pairs = tuple(hashed[seed] - learned[seed] for seed in hashed if seed in learned)
     interval = found.statistics(LOSS, arms[HASH].name, arms[LEARNED].name)
-    learned_arms = [
-        key for key in arms if not NOT_LEARNED & {*key.split("_")} and " " not in key
-    ]  # a name with a space has another treatment
+    # a name with a space has another treatment
+    learned_arms = [key for key in arms if not NOT_LEARNED & {*key.split("_")} and " " not in key]
     means = {key: float(np.mean([*arms[key].values(LOSS).values()])) for key in learned_arms}
     best = min(means, key=lambda key: means[key])
     runs = {run.record for arm in (arms[HASH], arms[LEARNED]) for run in arm.runs}
