@@ -296,6 +296,17 @@ def test_notes_say_what_few_seeds_cannot_show(write_arm):
             assert sections.differences(table_of(folder)).lines[0][2:] == cells
 
 
+def test_routers_without_a_gradient_from_the_language_model_loss_are_noted(write_arm):
+    one = {"model.top_k": 1}
+    write_arm("lbl", 20.0, 21.0, keys=one | {"router.renormalize": False})
+    write_arm("lf", 20.0, 21.0, keys=one | {"router.gating": "relu"})
+    write_arm("simbal", 20.0, 21.0)
+    folder = write_arm("uniform", 20.0, 21.0, keys=one | UNIFORM)
+    assert notes_of(folder, "gradient") == []
+    (note,) = notes_of(write_arm("simbal", 20.0, 21.0, keys=one), "gradient")
+    assert "router of simbal gating=softmax renormalize=True top_k=1 no gradient" in note
+
+
 def test_arms_that_differ_in_experts_per_token_are_noted(write_run):
     for name, number in (("lbl", None), ("simbal", 4.02), ("remoe", 3.2)):
         measured = {} if number is None else {"val/experts_per_token": number}

@@ -352,6 +352,12 @@ class Config(Group):
         """The seed of the batch order and the validation windows."""
         return self.seed if self.data.seed is None else self.data.seed
 
+    @property
+    def weighs_only_expert_with_one(self) -> bool:
+        """Whether a token's only expert always has weight 1: the language-model loss gives the router no gradient."""
+        router, model = self.router, self.model
+        return model.num_experts > 0 and model.top_k == 1 and router.renormalize and router.gating != "relu"
+
     @model_validator(mode="after")
     def check_together(self) -> Self:
         """Raise `UserError` for incompatible groups."""

@@ -36,6 +36,7 @@ def remarks(table: Table) -> list[str]:
         *([] if table.pairs or not arms else why_not_compared(table.rows, table.baseline)),
         *_about_ngrams(table),
         *_about_compute(arms),
+        *_about_gate_weights(arms),
         *([] if table.absent or table.missing else about_controls(arms, table.metrics)),
         *_about_seeds(table),
         *_about_pooling(table),
@@ -201,6 +202,17 @@ def _about_compute(arms: Sequence[Arm]) -> list[str]:
         return []
     experts = join_names([f"{number:.2f} in {name}" for name, number in used.items()])
     return [f"Arms differ in compute: experts per token are {experts}."]
+
+
+def _about_gate_weights(arms: Sequence[Arm]) -> list[str]:
+    """Return a note on arms whose learned router gets no gradient from the language-model loss."""
+    names = [arm.name for arm in arms if arm.runs[0].spec.config.weighs_only_expert_with_one and not is_control(arm)]
+    if not names:
+        return []
+    return [
+        f"The language-model loss gives the router of {join_names(names)} no gradient, because the weight of a token's "
+        "only expert is always 1 (model.top_k=1, router.renormalize=true)."
+    ]
 
 
 def _about_seeds(table: Table) -> list[str]:
