@@ -304,7 +304,7 @@ def test_routers_without_a_gradient_from_the_language_model_loss_are_noted(write
     folder = write_arm("uniform", 20.0, 21.0, keys=one | UNIFORM)
     assert notes_of(folder, "gradient") == []
     (note,) = notes_of(write_arm("simbal", 20.0, 21.0, keys=one), "gradient")
-    assert "router of simbal gating=softmax renormalize=True top_k=1 no gradient" in note
+    assert "In simbal gating=softmax renormalize=True top_k=1 a token" in note
 
 
 def test_arms_that_differ_in_experts_per_token_are_noted(write_run):

@@ -353,8 +353,8 @@ class Config(Group):
         return self.seed if self.data.seed is None else self.data.seed
 
     @property
-    def weighs_only_expert_with_one(self) -> bool:
-        """Whether a token's only expert always has weight 1: the language-model loss gives the router no gradient."""
+    def top1_weight_is_one(self) -> bool:
+        """Whether a token's only expert has weight 1, so that the language-model loss gives no router gradient."""
         router, model = self.router, self.model
         return model.num_experts > 0 and model.top_k == 1 and router.renormalize and router.gating != "relu"
 

@@ -205,13 +205,13 @@ def _about_compute(arms: Sequence[Arm]) -> list[str]:
 
 
 def _about_gate_weights(arms: Sequence[Arm]) -> list[str]:
-    """Return a note on arms whose learned router gets no gradient from the language-model loss."""
-    names = [arm.name for arm in arms if arm.runs[0].spec.config.weighs_only_expert_with_one and not is_control(arm)]
+    """Return a note on arms whose learned router gets no gradient from the loss of tokens with one expert."""
+    names = [arm.name for arm in arms if arm.runs[0].spec.config.top1_weight_is_one and not is_control(arm)]
     if not names:
         return []
     return [
-        f"The language-model loss gives the router of {join_names(names)} no gradient, because the weight of a token's "
-        "only expert is always 1 (model.top_k=1, router.renormalize=true)."
+        f"In {join_names(names)} a token with one expert gives it weight 1 (model.top_k=1, router.renormalize=true), "
+        "so the language-model loss gives the router no gradient there."
     ]
 
 

@@ -119,10 +119,10 @@ def print_header(spec: RunSpec, run: dict[str, Any]) -> None:
             f"note: trainer.max_steps={max_steps} is not longer than warm-up (optim.warmup_steps={warmup_steps}): the "
             "peak learning rate is never reached"
         )
-    if spec.config.weighs_only_expert_with_one:
+    if spec.config.top1_weight_is_one:
         lines.append(
-            "note: the gate weight is always 1 (model.top_k=1, router.renormalize=true): the language-model loss gives "
-            "the router no gradient"
+            "note: a token with one expert gives it weight 1 (model.top_k=1, router.renormalize=true), so the "
+            "language-model loss gives the router no gradient there"
         )
     for line in lines:
         print(line)
