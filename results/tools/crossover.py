@@ -6,7 +6,8 @@ lines.yaml lists the lines of the figure, each with its points:
       - {study: bench_regime, sweep: short_4k, setting: eps=1e-08}
 
 A point compares the arms `hash` and `lbl` of a study whose names contain `sweep` and `setting`. The tool writes
-points.csv and crossover.svg, and prints for each line the tokens at which the difference would be zero.
+points.csv and crossover.svg, and prints for each line the tokens at which the difference would be zero. Intervals use
+one standard deviation of paired differences per line, pooled over its points.
 """
 
 import csv
@@ -25,10 +26,10 @@ from results.tools.pages import Study
 from results.tools.rows import StudyArm, read_csv
 from results.tools.verify import write_sums
 from simbal.report.charts import DOCUMENT, SHORT, STYLE_COLORS, STYLE_SHAPES, Columns, Figure, Medium, svg
+from simbal.report.statistics import student_quantile
 
 HASH, LEARNED, LOSS = "hash", "lbl", "val/loss"
 NOT_LEARNED = {HASH, "frozen", "uniform"}
-RESAMPLES, SEED = 2000, 0
 FARTHEST = 4  # report no crossing beyond this many times the longest run
 FEWEST = 3  # points of a fit
 
@@ -39,8 +40,6 @@ class Point:
 
     tokens: int
     differences: tuple[float, ...]  # hash minus lbl, one per seed
-    low: float | None  # simultaneous 95% interval over the arms of the study; None with one seed
-    high: float | None
     best: str  # learned router with the lowest mean loss
     best_difference: float  # mean loss of hash minus its mean loss
 
@@ -64,7 +63,6 @@ def read_point(results: Path, study: str, sweep: str = "", setting: str = "") ->
         raise ValueError(f"{study}: no arms {HASH} and {LEARNED} with sweep={sweep} setting={setting}")
     hashed, learned = arms[HASH].values(LOSS), arms[LEARNED].values(LOSS)
     pairs = tuple(hashed[seed] - learned[seed] for seed in hashed if seed in learned)
-    interval = found.statistics(LOSS, arms[HASH].name, arms[LEARNED].name)
     # a name with a space has another treatment
     learned_arms = [key for key in arms if not NOT_LEARNED & {*key.split("_")} and " " not in key]
     means = {key: float(np.mean([*arms[key].values(LOSS).values()])) for key in learned_arms}
@@ -72,28 +70,50 @@ def read_point(results: Path, study: str, sweep: str = "", setting: str = "") ->
     runs = {run.record for arm in (arms[HASH], arms[LEARNED]) for run in arm.runs}
     (tokens,) = {int(row["tokens"]) for row in read_csv(results / study / "partial.csv") if row["run"] in runs}
     best_difference = float(np.mean([*hashed.values()])) - means[best]
-    return Point(tokens, pairs, interval.get("low"), interval.get("high"), best, best_difference)
+    return Point(tokens, pairs, best, best_difference)
 
 
-def crossing(points: list[Point]) -> dict[str, Any]:
-    """Fit difference = b + s ln(tokens) to the means, and return s and the tokens at which it is zero.
+def noise(points: list[Point]) -> tuple[float, int]:
+    """Return the standard deviation of a difference around the mean of its point, and its degrees of freedom."""
+    degrees = sum(len(point.differences) - 1 for point in points)
+    squares = sum((found - point.mean) ** 2 for point in points for found in point.differences)
+    return (math.sqrt(squares / degrees), degrees) if degrees else (math.nan, 0)
 
-    `low` and `high` are the 2.5 and 97.5% quantiles over resamples of seeds; infinity if the difference does not grow.
+
+def interval(point: Point, line: list[Point]) -> tuple[float, float] | tuple[None, None]:
+    """Return a point's 95% interval, simultaneous over the line (Bonferroni); None if the noise is unknown."""
+    deviation, degrees = noise(line)
+    if not degrees:
+        return None, None
+    half = student_quantile(1 - 0.025 / len(line), degrees) * deviation / math.sqrt(len(point.differences))
+    return point.mean - half, point.mean + half
+
+
+def crossing(points: list[Point]) -> dict[str, float]:
+    """Fit difference = b + s ln(tokens) by least squares, and return s and the tokens at which it is zero.
+
+    `low` and `high` are the ends of Fieller's 95% interval with the noise of `noise`: 0 and infinity if the slope may
+    be zero or the noise is unknown. `tokens` is infinity if the slope is not positive.
     """
-    logs = np.log([point.tokens for point in points])
+    x = np.log([point.tokens for point in points for _ in point.differences])
+    y = np.array([found for point in points for found in point.differences])
+    center, level = float(x.mean()), float(y.mean())
+    spread = float(((x - center) ** 2).sum())
+    slope = float((x - center) @ y) / spread
 
-    def zero(means: list[float]) -> tuple[float, float]:
-        slope, start = np.polyfit(logs, means, 1)
-        return float(slope), math.exp(-start / slope) if slope > 0 and -start / slope < 100 else math.inf
+    def tokens(log: float) -> float:
+        return math.exp(log) if log < 100 else math.inf
 
-    slope, tokens = zero([point.mean for point in points])
-    draws = np.random.default_rng(SEED)
-    resampled = [
-        zero([float(draws.choice(point.differences, len(point.differences)).mean()) for point in points])[1]
-        for _ in range(RESAMPLES)
-    ]
-    low, high = np.quantile(resampled, [0.025, 0.975], method="inverted_cdf")
-    return {"slope": slope, "tokens": tokens, "low": float(low), "high": float(high)}
+    found = {"slope": slope, "tokens": tokens(center - level / slope) if slope > 0 else math.inf}
+    deviation, degrees = noise(points)
+    error = (student_quantile(0.975, degrees) * deviation) ** 2 if degrees else math.inf
+    square = slope**2 - error / spread
+    if slope <= 0 or square <= 0:
+        return found | {"low": 0.0, "high": math.inf}
+    # all u with (level + slope u)^2 <= error (1 / n + u^2 / spread), where u is ln(tokens) - center
+    root = math.sqrt(max(0.0, (level * slope) ** 2 - square * (level**2 - error / len(y))))
+    ends = [tokens(center + (sign * root - level * slope) / square) for sign in (-1, 1)]
+    return found | {"low": ends[0], "high": ends[1]}
 
 
 @dataclass(frozen=True)
@@ -107,7 +127,8 @@ class Differences:
         return [
             {
                 "line": line, "tokens": [point.tokens for point in points], "mean": [point.mean for point in points],
-                "low": [point.low for point in points], "high": [point.high for point in points],
+                "low": [interval(point, points)[0] for point in points],
+                "high": [interval(point, points)[1] for point in points],
             }
             for line, points in self.lines.items()
         ]  # fmt: skip
@@ -142,8 +163,9 @@ def describe(points: list[Point]) -> str:
     found, longest = crossing(points), max(point.tokens for point in points)
     if not found["tokens"] <= FARTHEST * longest:
         return f"no crossing within {FARTHEST} times the longest run ({longest / 1e6:.1f}M tokens)"
-    ends = [f"{end / 1e6:.1f}M" if math.isfinite(end) else "none" for end in (found["low"], found["high"])]
-    return f"crosses zero at {found['tokens'] / 1e6:.1f}M tokens [{', '.join(ends)}]"
+    low, high = found["low"], found["high"]
+    reach = f"{low / 1e6:.1f}M to {high / 1e6:.1f}M" if math.isfinite(high) else "no interval: the slope may be zero"
+    return f"crosses zero at {found['tokens'] / 1e6:.1f}M tokens ({reach})"
 
 
 def main(folder: Path) -> None:
@@ -158,9 +180,9 @@ def main(folder: Path) -> None:
         table.writerow(["line", "tokens", "seeds", "mean", "low", "high", "best_learned", "hash_minus_best_learned"])
         for line, points in lines.items():
             for at in points:
-                ends = [at.low, at.high, at.best, at.best_difference]
-                table.writerow([line, at.tokens, len(at.differences), at.mean, *ends])
-    caption = "Mean over paired seeds; bars: simultaneous 95% intervals (none with one seed)."
+                numbers = [at.mean, *interval(at, points)]
+                table.writerow([line, at.tokens, len(at.differences), *numbers, at.best, at.best_difference])
+    caption = "Mean over paired seeds; bars: 95% intervals for all points of a line, with the line's pooled noise."
     (folder / "crossover.svg").write_text(svg(cast("Figure", Differences(lines)), DOCUMENT, caption), encoding="utf-8")
     write_sums(folder.parent)
     for line, points in lines.items():
