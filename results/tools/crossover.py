@@ -14,6 +14,7 @@ import csv
 import math
 import sys
 from dataclasses import dataclass
+from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, cast
@@ -89,12 +90,23 @@ def interval(point: Point, line: list[Point]) -> tuple[float, float] | tuple[Non
     return point.mean - half, point.mean + half
 
 
-def crossing(points: list[Point]) -> dict[str, float]:
-    """Fit difference = b + s ln(tokens) by least squares, and return s and the tokens at which it is zero.
+@dataclass(frozen=True)
+class Fit:
+    """A straight line, difference = start + slope ln(tokens), and the tokens at which it is zero."""
 
-    `low` and `high` are the ends of Fieller's 95% interval with the noise of `noise`: 0 and infinity if the slope may
-    be zero or the noise is unknown. `tokens` is infinity if the slope is not positive.
-    """
+    start: float
+    slope: float
+    zero: float  # infinity if the slope is not positive
+    low: float  # Fieller's 95% interval of `zero`: 0 to infinity if the slope may be zero or the noise is unknown
+    high: float
+
+    def at(self, tokens: float) -> float:
+        """Return the difference that the line has after `tokens` training tokens."""
+        return self.start + self.slope * math.log(tokens)
+
+
+def fit(points: list[Point]) -> Fit:
+    """Fit a line to all pairs of a line's points by least squares."""
     x = np.log([point.tokens for point in points for _ in point.differences])
     y = np.array([found for point in points for found in point.differences])
     center, level = float(x.mean()), float(y.mean())
@@ -104,16 +116,16 @@ def crossing(points: list[Point]) -> dict[str, float]:
     def tokens(log: float) -> float:
         return math.exp(log) if log < 100 else math.inf
 
-    found = {"slope": slope, "tokens": tokens(center - level / slope) if slope > 0 else math.inf}
+    zero = tokens(center - level / slope) if slope > 0 else math.inf
     deviation, degrees = noise(points)
     error = (student_quantile(0.975, degrees) * deviation) ** 2 if degrees else math.inf
     square = slope**2 - error / spread
-    if slope <= 0 or square <= 0:
-        return found | {"low": 0.0, "high": math.inf}
-    # all u with (level + slope u)^2 <= error (1 / n + u^2 / spread), where u is ln(tokens) - center
-    root = math.sqrt(max(0.0, (level * slope) ** 2 - square * (level**2 - error / len(y))))
-    ends = [tokens(center + (sign * root - level * slope) / square) for sign in (-1, 1)]
-    return found | {"low": ends[0], "high": ends[1]}
+    low, high = 0.0, math.inf
+    if slope > 0 and square > 0:
+        # all u with (level + slope u)^2 <= error (1 / n + u^2 / spread), where u is ln(tokens) - center
+        root = math.sqrt(max(0.0, (level * slope) ** 2 - square * (level**2 - error / len(y))))
+        low, high = (tokens(center + (sign * root - level * slope) / square) for sign in (-1, 1))
+    return Fit(level - slope * center, slope, zero, low, high)
 
 
 @dataclass(frozen=True)
@@ -157,15 +169,36 @@ class Differences:
 
 
 def describe(points: list[Point]) -> str:
-    """Return one sentence about the crossing of a line."""
+    """Return where the differences of a line, sorted by tokens, are zero: from neighboring means and from a fit."""
+    changes = [
+        f"changes sign between {_millions(before.tokens)} and {_millions(after.tokens)} tokens"
+        for before, after in pairwise(points)
+        if before.mean * after.mean < 0
+    ]
+    return "; ".join([*(changes or ["does not change sign"]), _describe_fit(points)])
+
+
+def _describe_fit(points: list[Point]) -> str:
     if len(points) < FEWEST:
-        return f"fewer than {FEWEST} lengths"
-    found, longest = crossing(points), max(point.tokens for point in points)
-    if not found["tokens"] <= FARTHEST * longest:
-        return f"no crossing within {FARTHEST} times the longest run ({longest / 1e6:.1f}M tokens)"
-    low, high = found["low"], found["high"]
-    reach = f"{low / 1e6:.1f}M to {high / 1e6:.1f}M" if math.isfinite(high) else "no interval: the slope may be zero"
-    return f"crosses zero at {found['tokens'] / 1e6:.1f}M tokens ({reach})"
+        return f"no fit with fewer than {FEWEST} lengths"
+    line = fit(points)
+    for point in points:
+        miss = abs(point.mean - line.at(point.tokens))
+        low, high = interval(point, points)
+        if low is not None and high is not None and miss > (high - low) / 2:
+            return f"not a straight line: the fit at {_millions(point.tokens)} tokens is {miss:.3f} nats off"
+    if not line.zero <= FARTHEST * max(point.tokens for point in points):
+        return f"the fit is not zero within {FARTHEST} times the longest run"
+    reach = (
+        f"{_millions(line.low)} to {_millions(line.high)}"
+        if line.high < math.inf
+        else "no interval: the slope may be zero"
+    )
+    return f"the fit is zero at {_millions(line.zero)} tokens ({reach})"
+
+
+def _millions(tokens: float) -> str:
+    return f"{tokens / 1e6:.1f}M"
 
 
 def main(folder: Path) -> None:

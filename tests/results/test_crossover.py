@@ -9,7 +9,7 @@ import scipy.stats
 
 from results.tools import crossover
 from results.tools.combine import combine
-from results.tools.crossover import Point, crossing, describe, interval, noise, read_point
+from results.tools.crossover import Point, describe, fit, interval, noise, read_point
 from results.tools.verify import check_sums
 
 SWEEPS = {"short": (6_000_000, (1,)), "middle": (24_000_000, (1, 2)), "long": (96_000_000, (1, 2, 3))}
@@ -65,9 +65,10 @@ def test_a_point_needs_one_pair_of_arms(results, sweep, setting):
 
 
 def test_an_exact_crossing_is_found():
-    found = crossing(points({tokens: [gap(tokens)] * 2 for tokens in (6e6, 24e6, 96e6)}))
-    assert found["slope"] == pytest.approx(SLOPE)
-    assert [found["tokens"], found["low"], found["high"]] == pytest.approx([ZERO] * 3)
+    found = fit(points({tokens: [gap(tokens)] * 2 for tokens in (6e6, 24e6, 96e6)}))
+    assert found.slope == pytest.approx(SLOPE)
+    assert [found.zero, found.low, found.high] == pytest.approx([ZERO] * 3)
+    assert found.at(50e6) == pytest.approx(gap(50e6))
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -75,20 +76,20 @@ def test_the_range_of_a_crossing_is_where_a_line_through_zero_is_not_rejected(se
     """Fieller's interval, found here by testing the value of the line at each number of tokens."""
     draws = np.random.default_rng(seed)
     line = points({tokens: gap(tokens) + draws.normal(0, 0.004, 3) for tokens in (6e6, 24e6, 96e6)})
-    found = crossing(line)
+    found = fit(line)
     deviation, degrees = noise(line)
     assert degrees == 6
     design = np.column_stack([np.ones(9), np.repeat(np.log([point.tokens for point in line]), 3)])
     losses = np.concatenate([point.differences for point in line])
-    fit = np.linalg.solve(design.T @ design, design.T @ losses)
+    line_fit = np.linalg.solve(design.T @ design, design.T @ losses)
 
     def t(tokens):
         at = np.array([1, math.log(tokens)])
-        return abs(at @ fit) / (deviation * math.sqrt(at @ np.linalg.solve(design.T @ design, at)))
+        return abs(at @ line_fit) / (deviation * math.sqrt(at @ np.linalg.solve(design.T @ design, at)))
 
     critical = scipy.stats.t.ppf(0.975, degrees)
-    assert [t(found["low"]), t(found["high"]), t(found["tokens"])] == pytest.approx([critical, critical, 0], abs=1e-6)
-    assert found["low"] < found["tokens"] < found["high"]
+    assert [t(found.low), t(found.high), t(found.zero)] == pytest.approx([critical, critical, 0], abs=1e-6)
+    assert found.low < found.zero < found.high
 
 
 def test_intervals_cover_all_points_of_a_line_at_once():
@@ -103,10 +104,21 @@ def test_intervals_cover_all_points_of_a_line_at_once():
 
 def test_no_crossing_is_claimed_far_beyond_the_runs_or_with_few_lengths():
     near = {tokens: [gap(tokens)] for tokens in (6e6, 24e6, 96e6)}
-    assert describe(points(near)) == "crosses zero at 200.0M tokens (no interval: the slope may be zero)"
-    assert describe(points({tokens: [SLOPE * math.log(tokens / 390e6)] for tokens in near})).startswith("no crossing")
-    assert describe(points({tokens: [-gap(tokens)] for tokens in (6e6, 24e6, 48e6)})).startswith("no crossing")
-    assert describe(points({tokens: near[tokens] for tokens in (6e6, 24e6)})) == "fewer than 3 lengths"
+    same = "does not change sign; "
+    found = describe(points(near))
+    assert found == f"{same}the fit is zero at 200.0M tokens (no interval: the slope may be zero)"
+    far = f"{same}the fit is not zero within 4 times the longest run"
+    assert describe(points({tokens: [SLOPE * math.log(tokens / 390e6)] for tokens in near})) == far
+    assert describe(points({tokens: [-gap(tokens)] for tokens in (6e6, 24e6, 48e6)})) == far
+    assert (
+        describe(points({tokens: near[tokens] for tokens in (6e6, 24e6)})) == f"{same}no fit with fewer than 3 lengths"
+    )
+
+
+def test_a_crossing_of_a_line_that_is_not_straight_is_only_bracketed():
+    means = {3e6: -0.4, 6e6: -0.2, 12e6: -0.01, 24e6: 0.015}
+    found = describe(points({tokens: [mean - 0.002, mean + 0.002] for tokens, mean in means.items()}))
+    assert found.startswith("changes sign between 12.0M and 24.0M tokens; not a straight line: the fit at 3.0M")
 
 
 def test_points_and_figure_are_written(results, capsys):
@@ -121,6 +133,6 @@ def test_points_and_figure_are_written(results, capsys):
     assert [(row["tokens"], row["seeds"]) for row in rows] == [("6000000", "1"), ("24000000", "2"), ("96000000", "3")]
     assert [bool(row["low"]) for row in rows] == [True, True, True]
     assert float(rows[0]["mean"]) == pytest.approx(gap(6e6))
-    assert "D=128, Python: crosses zero at" in capsys.readouterr().out
+    assert "D=128, Python: does not change sign; the fit is zero at" in capsys.readouterr().out
     assert "D=128, Python" in (folder / "crossover.svg").read_text()
     assert check_sums(results) == []
