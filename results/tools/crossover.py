@@ -7,7 +7,7 @@ lines.yaml lists the lines of the figure, each with its points:
 
 A point compares the arms `hash` and `lbl` of a study whose names contain `sweep` and `setting`. The tool writes
 points.csv and crossover.svg, and prints for each line the tokens at which the difference would be zero. Intervals use
-one standard deviation of paired differences per line, pooled over its points.
+one standard deviation of paired differences per line, pooled over its points of at least 5M tokens.
 """
 
 import csv
@@ -33,6 +33,8 @@ HASH, LEARNED, LOSS = "hash", "lbl", "val/loss"
 NOT_LEARNED = {HASH, "frozen", "uniform"}
 FARTHEST = 4  # report no crossing beyond this many times the longest run
 FEWEST = 3  # points of a fit
+FIRST = 5_000_000  # shorter runs are drawn, but have no interval and no part in a fit: their differences vary more
+FEWEST_DEGREES = 2  # of freedom, for an interval
 
 
 @dataclass(frozen=True)
@@ -75,18 +77,22 @@ def read_point(results: Path, study: str, sweep: str = "", setting: str = "") ->
 
 
 def noise(points: list[Point]) -> tuple[float, int]:
-    """Return the standard deviation of a difference around the mean of its point, and its degrees of freedom."""
+    """Return the standard deviation of a difference around the mean of its point, and its degrees of freedom.
+
+    Both are 0 if there are too few degrees of freedom.
+    """
     degrees = sum(len(point.differences) - 1 for point in points)
     squares = sum((found - point.mean) ** 2 for point in points for found in point.differences)
-    return (math.sqrt(squares / degrees), degrees) if degrees else (math.nan, 0)
+    return (math.sqrt(squares / degrees), degrees) if degrees >= FEWEST_DEGREES else (0.0, 0)
 
 
 def interval(point: Point, line: list[Point]) -> tuple[float, float] | tuple[None, None]:
-    """Return a point's 95% interval, simultaneous over the line (Bonferroni); None if the noise is unknown."""
-    deviation, degrees = noise(line)
-    if not degrees:
+    """Return a point's 95% interval, simultaneous over the line (Bonferroni); None for short runs or unknown noise."""
+    late = [at for at in line if at.tokens >= FIRST]
+    deviation, degrees = noise(late)
+    if not degrees or point.tokens < FIRST:
         return None, None
-    half = student_quantile(1 - 0.025 / len(line), degrees) * deviation / math.sqrt(len(point.differences))
+    half = student_quantile(1 - 0.025 / len(late), degrees) * deviation / math.sqrt(len(point.differences))
     return point.mean - half, point.mean + half
 
 
@@ -179,15 +185,16 @@ def describe(points: list[Point]) -> str:
 
 
 def _describe_fit(points: list[Point]) -> str:
-    if len(points) < FEWEST:
+    late = [point for point in points if point.tokens >= FIRST]
+    if len(late) < FEWEST:
         return f"no fit with fewer than {FEWEST} lengths"
-    line = fit(points)
-    for point in points:
+    line = fit(late)
+    for point in late:
         miss = abs(point.mean - line.at(point.tokens))
         low, high = interval(point, points)
         if low is not None and high is not None and miss > (high - low) / 2:
             return f"not a straight line: the fit at {_millions(point.tokens)} tokens is {miss:.3f} nats off"
-    if not line.zero <= FARTHEST * max(point.tokens for point in points):
+    if not line.zero <= FARTHEST * max(point.tokens for point in late):
         return f"the fit is not zero within {FARTHEST} times the longest run"
     reach = (
         f"{_millions(line.low)} to {_millions(line.high)}"

@@ -98,8 +98,14 @@ def test_intervals_cover_all_points_of_a_line_at_once():
         line = points({tokens: draws.normal(0, 0.02, seeds) for tokens, seeds in ((6e6, 1), (24e6, 3), (96e6, 3))})
         misses += any(low > 0 or high < 0 for low, high in (interval(point, line) for point in line))
     assert 30 <= misses <= 60  # Bonferroni: at most 5%, and little less
-    single = points({6e6: [0.1], 24e6: [0.2]})
-    assert interval(single[0], single) == (None, None)
+
+
+def test_an_early_point_and_a_line_with_little_known_noise_have_no_interval():
+    few = points({6e6: [0.1], 24e6: [0.2, 0.3]})
+    assert [interval(point, few) for point in few] == [(None, None)] * 2
+    line = points({3e6: [-5, 5], 6e6: [0.1, 0.2], 24e6: [0.2, 0.3]})
+    assert interval(line[0], line) == (None, None)
+    assert [interval(point, line) for point in line[1:]] == [interval(point, line[1:]) for point in line[1:]]
 
 
 def test_no_crossing_is_claimed_far_beyond_the_runs_or_with_few_lengths():
@@ -116,9 +122,9 @@ def test_no_crossing_is_claimed_far_beyond_the_runs_or_with_few_lengths():
 
 
 def test_a_crossing_of_a_line_that_is_not_straight_is_only_bracketed():
-    means = {3e6: -0.4, 6e6: -0.2, 12e6: -0.01, 24e6: 0.015}
+    means = {3e6: -0.4, 6e6: -0.2, 12e6: -0.01, 24e6: 0.015, 48e6: 0.016}
     found = describe(points({tokens: [mean - 0.002, mean + 0.002] for tokens, mean in means.items()}))
-    assert found.startswith("changes sign between 12.0M and 24.0M tokens; not a straight line: the fit at 3.0M")
+    assert found.startswith("changes sign between 12.0M and 24.0M tokens; not a straight line: the fit at 6.0M")
 
 
 def test_points_and_figure_are_written(results, capsys):
