@@ -15,7 +15,7 @@ import math
 import sys
 from dataclasses import dataclass
 from itertools import pairwise
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any, cast
 
@@ -33,7 +33,7 @@ HASH, LEARNED, LOSS = "hash", "lbl", "val/loss"
 NOT_LEARNED = {HASH, "frozen", "uniform"}
 FARTHEST = 4  # report no crossing beyond this many times the longest run
 FEWEST = 3  # points of a fit
-FIRST = 5_000_000  # shorter runs are drawn, but have no interval and no part in a fit: their differences vary more
+SHORTEST = 5_000_000  # tokens; shorter runs vary more: drawn without interval, left out of noise and fit
 FEWEST_DEGREES = 2  # of freedom, for an interval
 
 
@@ -76,6 +76,11 @@ def read_point(results: Path, study: str, sweep: str = "", setting: str = "") ->
     return Point(tokens, pairs, best, best_difference)
 
 
+def without_short(points: list[Point]) -> list[Point]:
+    """Return the points that count for noise, intervals and fit."""
+    return [point for point in points if point.tokens >= SHORTEST]
+
+
 def noise(points: list[Point]) -> tuple[float, int]:
     """Return the standard deviation of a difference around the mean of its point, and its degrees of freedom.
 
@@ -88,11 +93,11 @@ def noise(points: list[Point]) -> tuple[float, int]:
 
 def interval(point: Point, line: list[Point]) -> tuple[float, float] | tuple[None, None]:
     """Return a point's 95% interval, simultaneous over the line (Bonferroni); None for short runs or unknown noise."""
-    late = [at for at in line if at.tokens >= FIRST]
-    deviation, degrees = noise(late)
-    if not degrees or point.tokens < FIRST:
+    counted = without_short(line)
+    deviation, degrees = noise(counted)
+    if not degrees or point not in counted:
         return None, None
-    half = student_quantile(1 - 0.025 / len(late), degrees) * deviation / math.sqrt(len(point.differences))
+    half = student_quantile(1 - 0.025 / len(counted), degrees) * deviation / math.sqrt(len(point.differences))
     return point.mean - half, point.mean + half
 
 
@@ -136,7 +141,7 @@ def fit(points: list[Point]) -> Fit:
 
 @dataclass(frozen=True)
 class Differences:
-    """A figure: differences against training tokens, with intervals where a study has them."""
+    """A figure: differences against training tokens, with intervals where the noise is known."""
 
     lines: dict[str, list[Point]]
 
@@ -185,22 +190,21 @@ def describe(points: list[Point]) -> str:
 
 
 def _describe_fit(points: list[Point]) -> str:
-    late = [point for point in points if point.tokens >= FIRST]
-    if len(late) < FEWEST:
+    counted = without_short(points)
+    if len(counted) < FEWEST:
         return f"no fit with fewer than {FEWEST} lengths"
-    line = fit(late)
-    for point in late:
-        miss = abs(point.mean - line.at(point.tokens))
+    line, (_, degrees) = fit(counted), noise(counted)
+    misses = {point.tokens: abs(point.mean - line.at(point.tokens)) for point in counted}
+    for point in counted:
         low, high = interval(point, points)
-        if low is not None and high is not None and miss > (high - low) / 2:
-            return f"not a straight line: the fit at {_millions(point.tokens)} tokens is {miss:.3f} nats off"
-    if not line.zero <= FARTHEST * max(point.tokens for point in late):
+        if low is not None and high is not None and misses[point.tokens] > (high - low) / 2:
+            tokens, miss = max(misses.items(), key=itemgetter(1))
+            return f"not a straight line: the fit is up to {miss:.3f} nats off, at {_millions(tokens)} tokens"
+    if not line.zero <= FARTHEST * max(misses):
         return f"the fit is not zero within {FARTHEST} times the longest run"
-    reach = (
-        f"{_millions(line.low)} to {_millions(line.high)}"
-        if line.high < math.inf
-        else "no interval: the slope may be zero"
-    )
+    reach = f"{_millions(line.low)} to {_millions(line.high)}"
+    if line.high == math.inf:
+        reach = "no interval: the slope may be zero" if degrees else "no interval: too few seeds"
     return f"the fit is zero at {_millions(line.zero)} tokens ({reach})"
 
 
