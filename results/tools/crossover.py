@@ -4,8 +4,10 @@ lines.yaml lists the lines of the figure, each with its points:
 
     D=128, Python:
       - {study: bench_regime, sweep: short_4k, setting: eps=1e-08}
+      - [{study: bench_regime, sweep: long_4k}, {study: crossover, sweep: four_25}]
 
-A point compares the arms `hash` and `lbl` of a study whose names contain `sweep` and `setting`. The tool writes
+A point compares the arms `hash` and `lbl` of a study whose names contain `sweep` and `setting`; a list of places joins
+the seeds of several sweeps. The tool writes
 points.csv and crossover.svg, and prints for each line the tokens at which the difference would be zero. Intervals use
 one standard deviation of paired differences per line, pooled over its points of at least 5M tokens.
 """
@@ -23,8 +25,7 @@ import altair as alt
 import numpy as np
 import yaml
 
-from results.tools.pages import Study
-from results.tools.rows import StudyArm, read_csv
+from results.tools.rows import StudyArm, read_csv, read_rows
 from results.tools.verify import write_sums
 from simbal.report.charts import DOCUMENT, SHORT, STYLE_COLORS, STYLE_SHAPES, Columns, Figure, Medium, svg
 from simbal.report.statistics import student_quantile
@@ -52,28 +53,50 @@ class Point:
         return float(np.mean(self.differences))
 
 
-def read_point(results: Path, study: str, sweep: str = "", setting: str = "") -> Point:
-    """Return a point from the runs of a study; `ValueError` unless it has exactly one arm of hash and one of lbl."""
-    found = Study(results / study)
-    arms: dict[str, StudyArm] = {}
-    for name, arm in found.arms.items():
-        words = name.split()
-        if (not sweep or f"sweep={sweep}" in words) and {*setting.split()} <= {*words}:
-            if arm.balancing in arms:
-                raise ValueError(f"{study}: {name} and {arms[arm.balancing].name} match sweep and setting")
-            arms[arm.balancing] = arm
-    if not {HASH, LEARNED} <= arms.keys():
-        raise ValueError(f"{study}: no arms {HASH} and {LEARNED} with sweep={sweep} setting={setting}")
-    hashed, learned = arms[HASH].values(LOSS), arms[LEARNED].values(LOSS)
+@dataclass(frozen=True)
+class Place:
+    """Where a point's runs are."""
+
+    study: str
+    sweep: str = ""
+    setting: str = ""
+
+    def arms(self, results: Path) -> dict[str, StudyArm]:
+        """Return the arms by balancing; `ValueError` unless there is exactly one of hash and one of lbl."""
+        arms: dict[str, StudyArm] = {}
+        for name, arm in read_rows(results / self.study).items():
+            words = name.split()
+            if (not self.sweep or f"sweep={self.sweep}" in words) and {*self.setting.split()} <= {*words}:
+                if arm.balancing in arms:
+                    raise ValueError(f"{self}: {name} and {arms[arm.balancing].name} match")
+                arms[arm.balancing] = arm
+        if not {HASH, LEARNED} <= arms.keys():
+            raise ValueError(f"{self}: no arms {HASH} and {LEARNED}")
+        return arms
+
+
+def read_point(results: Path, *places: Place) -> Point:
+    """Return a point from the runs at these places; `ValueError` if they differ in tokens or share a seed."""
+    losses: dict[str, dict[int, float]] = {}
+    tokens: set[int] = set()
+    for place in places:
+        arms = place.arms(results)
+        for key, arm in arms.items():
+            found = arm.values(LOSS)
+            if found.keys() & losses.setdefault(key, {}).keys():
+                raise ValueError(f"{place}: {key} has a seed that an earlier place has too")
+            losses[key] |= found
+        runs = {run.record for key in (HASH, LEARNED) for run in arms[key].runs}
+        tokens |= {int(row["tokens"]) for row in read_csv(results / place.study / "partial.csv") if row["run"] in runs}
+    if len(tokens) != 1:
+        raise ValueError(f"{places}: the runs have {sorted(tokens)} tokens")
+    hashed, learned = losses[HASH], losses[LEARNED]
     pairs = tuple(hashed[seed] - learned[seed] for seed in hashed if seed in learned)
     # a name with a space has another treatment
-    learned_arms = [key for key in arms if not NOT_LEARNED & {*key.split("_")} and " " not in key]
-    means = {key: float(np.mean([*arms[key].values(LOSS).values()])) for key in learned_arms}
+    learned_arms = [key for key in losses if not NOT_LEARNED & {*key.split("_")} and " " not in key]
+    means = {key: float(np.mean([*losses[key].values()])) for key in learned_arms}
     best = min(means, key=lambda key: means[key])
-    runs = {run.record for arm in (arms[HASH], arms[LEARNED]) for run in arm.runs}
-    (tokens,) = {int(row["tokens"]) for row in read_csv(results / study / "partial.csv") if row["run"] in runs}
-    best_difference = float(np.mean([*hashed.values()])) - means[best]
-    return Point(tokens, pairs, best, best_difference)
+    return Point(tokens.pop(), pairs, best, float(np.mean([*hashed.values()])) - means[best])
 
 
 def without_short(points: list[Point]) -> list[Point]:
@@ -212,12 +235,17 @@ def _millions(tokens: float) -> str:
     return f"{tokens / 1e6:.1f}M"
 
 
+def places_of(point: dict[str, str] | list[dict[str, str]]) -> list[Place]:
+    """Return the places of a point in lines.yaml."""
+    return [Place(**place) for place in ([point] if isinstance(point, dict) else point)]
+
+
 def main(folder: Path) -> None:
     """Write points.csv and the figure, and print the crossing of each line."""
     sources = yaml.safe_load((folder / "lines.yaml").read_text(encoding="utf-8"))
     lines = {
-        line: sorted((read_point(folder.parent, **place) for place in places), key=attrgetter("tokens"))
-        for line, places in sources.items()
+        line: sorted((read_point(folder.parent, *places_of(point)) for point in points), key=attrgetter("tokens"))
+        for line, points in sources.items()
     }
     with (folder / "points.csv").open("w", encoding="utf-8", newline="") as file:
         table = csv.writer(file, lineterminator="\n")

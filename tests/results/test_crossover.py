@@ -2,6 +2,7 @@
 
 import csv
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import scipy.stats
 
 from results.tools import crossover
 from results.tools.combine import combine
-from results.tools.crossover import Point, describe, fit, interval, noise, read_point
+from results.tools.crossover import Place, Point, describe, fit, interval, noise, read_point
 from results.tools.verify import check_sums
 
 SWEEPS = {"short": (6_000_000, (1,)), "middle": (24_000_000, (1, 2)), "long": (96_000_000, (1, 2, 3))}
@@ -50,17 +51,49 @@ def results(tmp_path):
 
 
 def test_a_point_is_the_paired_difference_of_one_setting(results):
-    point = read_point(results, "study", "long", "lr=0.002")
+    point = read_point(results, Place("study", "long", "lr=0.002"))
     assert point.tokens == 96_000_000
     assert point.differences == pytest.approx([gap(96e6) + NOISE[seed] for seed in (1, 2, 3)])
     assert (point.best, point.best_difference) == ("simbal", pytest.approx(point.mean + 0.01))
-    assert read_point(results, "study", "short", "lr=0.004").differences == pytest.approx([gap(6e6)])
+    assert read_point(results, Place("study", "short", "lr=0.004")).differences == pytest.approx([gap(6e6)])
 
 
 @pytest.mark.parametrize(("sweep", "setting"), [("long", ""), ("", "lr=0.002"), ("longer", "lr=0.002")])
 def test_a_point_needs_one_pair_of_arms(results, sweep, setting):
-    with pytest.raises(ValueError, match="study: "):
-        read_point(results, "study", sweep, setting)
+    with pytest.raises(ValueError, match="study='study'"):
+        read_point(results, Place("study", sweep, setting))
+
+
+@pytest.fixture
+def other_study(results):
+    """A copy of the study with other seeds, in which hash is worse by 1."""
+    study = shutil.copytree(results / "study", results / "other")
+    for file in ("rows.csv", "partial.csv"):
+        rows = [*csv.DictReader((study / file).read_text().splitlines())]
+        for row in rows:
+            row["seed"] = str(int(row["seed"]) + 3)
+            row["val/loss"] = str(float(row["val/loss"]) + (row["balancing"] == "hash"))
+        with (study / file).open("w", newline="") as target:
+            table = csv.DictWriter(target, [*rows[0]])
+            table.writeheader()
+            table.writerows(rows)
+    return study.name
+
+
+def test_a_point_joins_the_seeds_of_several_places(results, other_study):
+    place = Place("study", "long", "lr=0.002")
+    one, joined = read_point(results, place), read_point(results, place, Place(other_study, "long", "lr=0.002"))
+    assert joined.differences == pytest.approx([*one.differences, *(found + 1 for found in one.differences)])
+    assert (joined.tokens, joined.best) == (one.tokens, "simbal")
+    assert joined.best_difference == pytest.approx(one.best_difference + 0.5)
+
+
+def test_places_of_a_point_have_different_seeds_and_equal_tokens(results, other_study):
+    place = Place("study", "long", "lr=0.002")
+    with pytest.raises(ValueError, match="has a seed that an earlier place has too"):
+        read_point(results, place, place)
+    with pytest.raises(ValueError, match=r"the runs have \[24000000, 96000000\] tokens"):
+        read_point(results, place, Place(other_study, "middle", "lr=0.002"))
 
 
 def test_an_exact_crossing_is_found():
