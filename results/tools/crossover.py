@@ -7,35 +7,30 @@ lines.yaml lists the lines of the figure, each with its points:
       - [{study: bench_regime, sweep: long_4k}, {study: crossover, sweep: four_25}]
 
 A point compares the arms `hash` and `lbl` of a study whose names contain `sweep` and `setting`; a list of places joins
-the seeds of several sweeps. The tool writes
-points.csv and crossover.svg, and prints for each line the tokens at which the difference would be zero. Intervals use
-one standard deviation of paired differences per line, pooled over its points of at least 5M tokens.
+the seeds of several sweeps. The tool writes points.csv and crossover.svg, and prints for each line where the difference
+changes its sign.
 """
 
 import csv
-import math
 import sys
 from dataclasses import dataclass
 from itertools import pairwise
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, cast
 
 import altair as alt
 import numpy as np
 import yaml
+from scipy.stats import ttest_1samp
 
 from results.tools.rows import StudyArm, read_csv, read_rows
 from results.tools.verify import write_sums
 from simbal.report.charts import DOCUMENT, SHORT, STYLE_COLORS, STYLE_SHAPES, Columns, Figure, Medium, svg
-from simbal.report.statistics import student_quantile
 
 HASH, LEARNED, LOSS = "hash", "lbl", "val/loss"
 NOT_LEARNED = {HASH, "frozen", "uniform"}
-FARTHEST = 4  # report no crossing beyond this many times the longest run
-FEWEST = 3  # points of a fit
-SHORTEST = 5_000_000  # tokens; shorter runs vary more: drawn without interval, left out of noise and fit
-FEWEST_DEGREES = 2  # of freedom, for an interval
+FEWEST_SEEDS = 3  # for an interval
 
 
 @dataclass(frozen=True)
@@ -99,72 +94,21 @@ def read_point(results: Path, *places: Place) -> Point:
     return Point(tokens.pop(), pairs, best, float(np.mean([*hashed.values()])) - means[best])
 
 
-def without_short(points: list[Point]) -> list[Point]:
-    """Return the points that count for noise, intervals and fit."""
-    return [point for point in points if point.tokens >= SHORTEST]
-
-
-def noise(points: list[Point]) -> tuple[float, int]:
-    """Return the standard deviation of a difference around the mean of its point, and its degrees of freedom.
-
-    Both are 0 if there are too few degrees of freedom.
-    """
-    degrees = sum(len(point.differences) - 1 for point in points)
-    squares = sum((found - point.mean) ** 2 for point in points for found in point.differences)
-    return (math.sqrt(squares / degrees), degrees) if degrees >= FEWEST_DEGREES else (0.0, 0)
-
-
 def interval(point: Point, line: list[Point]) -> tuple[float, float] | tuple[None, None]:
-    """Return a point's 95% interval, simultaneous over the line (Bonferroni); None for short runs or unknown noise."""
-    counted = without_short(line)
-    deviation, degrees = noise(counted)
-    if not degrees or point not in counted:
+    """Return the 95% interval of a point, simultaneous over its line (Bonferroni); None with too few seeds.
+
+    The noise is that of the point's own seeds: it differs between lengths.
+    """
+    if len(point.differences) < FEWEST_SEEDS:
         return None, None
-    half = student_quantile(1 - 0.025 / len(counted), degrees) * deviation / math.sqrt(len(point.differences))
-    return point.mean - half, point.mean + half
-
-
-@dataclass(frozen=True)
-class Fit:
-    """A straight line, difference = start + slope ln(tokens), and the tokens at which it is zero."""
-
-    start: float
-    slope: float
-    zero: float  # infinity if the slope is not positive
-    low: float  # Fieller's 95% interval of `zero`: 0 to infinity if the slope may be zero or the noise is unknown
-    high: float
-
-    def at(self, tokens: float) -> float:
-        """Return the difference that the line has after `tokens` training tokens."""
-        return self.start + self.slope * math.log(tokens)
-
-
-def fit(points: list[Point]) -> Fit:
-    """Fit a line to all pairs of a line's points by least squares."""
-    x = np.log([point.tokens for point in points for _ in point.differences])
-    y = np.array([found for point in points for found in point.differences])
-    center, level = float(x.mean()), float(y.mean())
-    spread = float(((x - center) ** 2).sum())
-    slope = float((x - center) @ y) / spread
-
-    def tokens(log: float) -> float:
-        return math.exp(log) if log < 100 else math.inf
-
-    zero = tokens(center - level / slope) if slope > 0 else math.inf
-    deviation, degrees = noise(points)
-    error = (student_quantile(0.975, degrees) * deviation) ** 2 if degrees else math.inf
-    square = slope**2 - error / spread
-    low, high = 0.0, math.inf
-    if slope > 0 and square > 0:
-        # all u with (level + slope u)^2 <= error (1 / n + u^2 / spread), where u is ln(tokens) - center
-        root = math.sqrt(max(0.0, (level * slope) ** 2 - square * (level**2 - error / len(y))))
-        low, high = (tokens(center + (sign * root - level * slope) / square) for sign in (-1, 1))
-    return Fit(level - slope * center, slope, zero, low, high)
+    count = sum(len(each.differences) >= FEWEST_SEEDS for each in line)
+    found = ttest_1samp(point.differences, 0.0).confidence_interval(1 - 0.05 / count)
+    return float(found.low), float(found.high)
 
 
 @dataclass(frozen=True)
 class Differences:
-    """A figure: differences against training tokens, with intervals where the noise is known."""
+    """A figure: differences against training tokens, with intervals where there are enough seeds."""
 
     lines: dict[str, list[Point]]
 
@@ -203,32 +147,17 @@ class Differences:
 
 
 def describe(points: list[Point]) -> str:
-    """Return where the differences of a line, sorted by tokens, are zero: from neighboring means and from a fit."""
+    """Return where the mean of a line, sorted by tokens, changes its sign, and which lengths have a resolved sign."""
     changes = [
         f"changes sign between {_millions(before.tokens)} and {_millions(after.tokens)} tokens"
         for before, after in pairwise(points)
         if before.mean * after.mean < 0
     ]
-    return "; ".join([*(changes or ["does not change sign"]), _describe_fit(points)])
-
-
-def _describe_fit(points: list[Point]) -> str:
-    counted = without_short(points)
-    if len(counted) < FEWEST:
-        return f"no fit with fewer than {FEWEST} lengths"
-    line, (_, degrees) = fit(counted), noise(counted)
-    misses = {point.tokens: abs(point.mean - line.at(point.tokens)) for point in counted}
-    for point in counted:
-        low, high = interval(point, points)
-        if low is not None and high is not None and misses[point.tokens] > (high - low) / 2:
-            tokens, miss = max(misses.items(), key=itemgetter(1))
-            return f"not a straight line: the fit is up to {miss:.3f} nats off, at {_millions(tokens)} tokens"
-    if not line.zero <= FARTHEST * max(misses):
-        return f"the fit is not zero within {FARTHEST} times the longest run"
-    reach = f"{_millions(line.low)} to {_millions(line.high)}"
-    if line.high == math.inf:
-        reach = "no interval: the slope may be zero" if degrees else "no interval: too few seeds"
-    return f"the fit is zero at {_millions(line.zero)} tokens ({reach})"
+    intervals = {_millions(point.tokens): interval(point, points) for point in points}
+    hash_ahead = [tokens for tokens, (_, high) in intervals.items() if high is not None and high < 0]
+    lbl_ahead = [tokens for tokens, (low, _) in intervals.items() if low is not None and low > 0]
+    resolved = [f"{arm} is ahead at {', '.join(at)}" for arm, at in ((HASH, hash_ahead), (LEARNED, lbl_ahead)) if at]
+    return "; ".join([*(changes or ["does not change sign"]), *(resolved or ["not resolved at any length"])])
 
 
 def _millions(tokens: float) -> str:
@@ -254,7 +183,7 @@ def main(folder: Path) -> None:
             for at in points:
                 numbers = [at.mean, *interval(at, points)]
                 table.writerow([line, at.tokens, len(at.differences), *numbers, at.best, at.best_difference])
-    caption = "Mean over paired seeds; bars: 95% intervals for all points of a line, with the line's pooled noise."
+    caption = "Mean over paired seeds; bars: 95% intervals for all points of a line at once, from three seeds or more."
     (folder / "crossover.svg").write_text(svg(cast("Figure", Differences(lines)), DOCUMENT, caption), encoding="utf-8")
     write_sums(folder.parent)
     for line, points in lines.items():
