@@ -3,6 +3,7 @@
 import csv
 import math
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from results.tools.combine import combine
 from results.tools.crossover import Place, Point, describe, interval, read_point
 from results.tools.verify import check_sums
 
+RESULTS = Path(__file__).parents[2] / "results"
 SWEEPS = {"short": (6_000_000, (1,)), "middle": (24_000_000, (1, 2)), "long": (96_000_000, (1, 2, 3))}
 OFFSETS = {"lbl": 0.0, "simbal": -0.01, "none": 0.05, "frozen": -0.3, "hash_lbl": -0.4}  # the last two are not learned
 SLOPE, ZERO = 0.03, 200_000_000
@@ -140,3 +142,10 @@ def test_points_and_figure_are_written(results, capsys):
     assert capsys.readouterr().out == "D=128, Python: does not change sign; hash is ahead at 96.0M\n"
     assert "D=128, Python" in (folder / "crossover.svg").read_text()
     assert check_sums(results) == []
+
+
+def test_the_published_points_and_figure_follow_from_the_rows(tmp_path):
+    copied = shutil.copytree(RESULTS, tmp_path / "results")
+    crossover.main(copied / "crossover")
+    for name in ("points.csv", "crossover.svg"):
+        assert (copied / "crossover" / name).read_text() == (RESULTS / "crossover" / name).read_text()
