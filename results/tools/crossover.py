@@ -26,7 +26,7 @@ from scipy.stats import ttest_1samp
 
 from results.tools.rows import StudyArm, read_csv, read_rows
 from results.tools.verify import write_sums
-from simbal.report.charts import DOCUMENT, SHORT, STYLE_COLORS, STYLE_SHAPES, Columns, Figure, Medium, svg
+from simbal.report.charts import DOCUMENT, STYLE_COLORS, STYLE_SHAPES, Columns, Figure, Medium, svg
 
 HASH, LEARNED, LOSS = "hash", "lbl", "val/loss"
 NOT_LEARNED = {HASH, "frozen", "uniform"}
@@ -131,7 +131,8 @@ class Differences:
             legend = alt.Legend(orient="bottom", columns=2, labelLimit=0)
             return channel("line:N", title=None, legend=legend, scale=alt.Scale(domain=names, range=styles))
 
-        axis, scale = alt.Axis(tickCount=4, labelExpr=SHORT), alt.Scale(type="log", nice=False, padding=12)
+        lengths = sorted({point.tokens for points in self.lines.values() for point in points})
+        axis, scale = alt.Axis(values=lengths, format=".3~s"), alt.Scale(type="log", nice=False, padding=12)
         x = alt.X("tokens:Q", title="training tokens", axis=axis, scale=scale)
         base = alt.Chart(alt.NamedData("rows")).encode(x=x, color=by_line(alt.Color, STYLE_COLORS[: len(names)]))
         y = alt.Y("mean:Q", title="loss of hash minus loss of lbl, nats per token")
