@@ -117,12 +117,10 @@ def test_an_interval_is_that_of_a_paired_t_test_and_needs_three_seeds():
 def test_a_sign_change_is_bracketed_and_only_resolved_lengths_are_named():
     means = {3e6: -0.4, 6e6: -0.2, 12e6: -0.001, 24e6: 0.015, 48e6: 0.016}
     found = describe(points({tokens: [mean - 0.002, mean, mean + 0.002] for tokens, mean in means.items()}))
-    assert (
-        found
-        == "changes sign between 12.0M and 24.0M tokens; hash is ahead at 3.0M, 6.0M; lbl is ahead at 24.0M, 48.0M"
-    )
+    change = "changes sign between 12.0M and 24.0M tokens"
+    assert found == f"{change}; hash is ahead at 3.0M, 6.0M; lbl is ahead at 24.0M, 48.0M"
     noisy = describe(points({tokens: [mean - 1, mean, mean + 1] for tokens, mean in means.items()}))
-    assert noisy == "changes sign between 12.0M and 24.0M tokens; not resolved at any length"
+    assert noisy == f"{change}; not resolved at any length"
     same = describe(points({6e6: [0.1], 24e6: [0.2, 0.3]}))
     assert same == "does not change sign; not resolved at any length"
 
