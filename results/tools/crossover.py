@@ -8,7 +8,7 @@ lines.yaml lists the lines of the figure, each with its points:
 
 A point compares the arms `hash` and `lbl` of a study whose names contain `sweep` and `setting`; a list of places joins
 the seeds of several sweeps. The tool writes points.csv and crossover.svg, and prints for each line where the difference
-changes its sign.
+changes its sign, and by how much it changes over the line.
 """
 
 import csv
@@ -31,6 +31,7 @@ from simbal.report.charts import DOCUMENT, STYLE_COLORS, STYLE_SHAPES, Columns, 
 HASH, LEARNED, LOSS = "hash", "lbl", "val/loss"
 NOT_LEARNED = {HASH, "frozen", "uniform"}
 FEWEST_SEEDS = 3  # for an interval
+SHIFT = 1.025  # of each line in the figure
 
 
 @dataclass(frozen=True)
@@ -38,14 +39,14 @@ class Point:
     """Loss of hash routing minus loss of learned routers, in nats, after `tokens` training tokens."""
 
     tokens: int
-    differences: tuple[float, ...]  # hash minus lbl, one per seed
+    differences: dict[int, float]  # hash minus lbl, by seed
     best: str  # learned router with the lowest mean loss
     best_difference: float  # mean loss of hash minus its mean loss
 
     @property
     def mean(self) -> float:
         """The mean over seeds."""
-        return float(np.mean(self.differences))
+        return float(np.mean([*self.differences.values()]))
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def read_point(results: Path, *places: Place) -> Point:
     if len(tokens) != 1:
         raise ValueError(f"{places}: the runs have {sorted(tokens)} tokens")
     hashed, learned = losses[HASH], losses[LEARNED]
-    pairs = tuple(hashed[seed] - learned[seed] for seed in hashed if seed in learned)
+    pairs = {seed: hashed[seed] - learned[seed] for seed in hashed if seed in learned}
     # a name with a space has another treatment
     learned_arms = [key for key in losses if not NOT_LEARNED & {*key.split("_")} and " " not in key]
     means = {key: float(np.mean([*losses[key].values()])) for key in learned_arms}
@@ -102,7 +103,7 @@ def interval(point: Point, line: list[Point]) -> tuple[float, float] | tuple[Non
     if len(point.differences) < FEWEST_SEEDS:
         return None, None
     count = sum(len(each.differences) >= FEWEST_SEEDS for each in line)
-    found = ttest_1samp(point.differences, 0.0).confidence_interval(1 - 0.05 / count)
+    found = ttest_1samp([*point.differences.values()], 0.0).confidence_interval(1 - 0.05 / count)
     return float(found.low), float(found.high)
 
 
@@ -113,14 +114,15 @@ class Differences:
     lines: dict[str, list[Point]]
 
     def rows(self) -> list[Columns]:
-        """Return the points, one entry per line."""
+        """Return the points, one entry per line; lines are shifted a little, so that their intervals do not overlap."""
         return [
             {
-                "line": line, "tokens": [point.tokens for point in points], "mean": [point.mean for point in points],
+                "line": line, "tokens": [point.tokens * SHIFT**place for point in points],
+                "mean": [point.mean for point in points],
                 "low": [interval(point, points)[0] for point in points],
                 "high": [interval(point, points)[1] for point in points],
             }
-            for line, points in self.lines.items()
+            for place, (line, points) in enumerate(self.lines.items())
         ]  # fmt: skip
 
     def chart(self, medium: Medium) -> alt.LayerChart:
@@ -147,8 +149,22 @@ class Differences:
         )
 
 
-def describe(points: list[Point]) -> str:
-    """Return where the mean of a line, sorted by tokens, changes its sign, and which lengths have a resolved sign."""
+def change(line: list[Point]) -> tuple[Point, list[float]] | None:
+    """Return the last point that shares enough seeds with the first, and each seed's change up to it."""
+    first = line[0]
+    for last in reversed(line[1:]):
+        shared = first.differences.keys() & last.differences.keys()
+        if len(shared) >= FEWEST_SEEDS:
+            return last, [last.differences[seed] - first.differences[seed] for seed in sorted(shared)]
+    return None
+
+
+def describe(points: list[Point], lines: int = 1) -> str:
+    """Describe a line, sorted by tokens.
+
+    Says where the mean changes its sign, which lengths have a resolved sign, and the change with its 95% interval,
+    simultaneous over `lines` lines (Bonferroni).
+    """
     changes = [
         f"changes sign between {_millions(before.tokens)} and {_millions(after.tokens)} tokens"
         for before, after in pairwise(points)
@@ -158,7 +174,13 @@ def describe(points: list[Point]) -> str:
     hash_ahead = [tokens for tokens, (_, high) in intervals.items() if high is not None and high < 0]
     lbl_ahead = [tokens for tokens, (low, _) in intervals.items() if low is not None and low > 0]
     resolved = [f"{arm} is ahead at {', '.join(at)}" for arm, at in ((HASH, hash_ahead), (LEARNED, lbl_ahead)) if at]
-    return "; ".join([*(changes or ["does not change sign"]), *(resolved or ["not resolved at any length"])])
+    total: list[str] = []
+    if found := change(points):
+        last, by_seed = found
+        low, high = ttest_1samp(by_seed, 0.0).confidence_interval(1 - 0.05 / lines)
+        lengths = f"from {_millions(points[0].tokens)} to {_millions(last.tokens)} tokens"
+        total = [f"{lengths} it changes by {np.mean(by_seed):+.3f} [{low:+.3f}, {high:+.3f}], {len(by_seed)} seeds"]
+    return "; ".join([*(changes or ["does not change sign"]), *(resolved or ["not resolved at any length"]), *total])
 
 
 def _millions(tokens: float) -> str:
@@ -184,11 +206,13 @@ def main(folder: Path) -> None:
             for at in points:
                 numbers = [at.mean, *interval(at, points)]
                 table.writerow([line, at.tokens, len(at.differences), *numbers, at.best, at.best_difference])
-    caption = "Mean over paired seeds; bars: 95% intervals for all points of a line at once, from three seeds or more."
+    bars = "bars: 95% intervals for all points of a line at once, from three seeds or more"
+    caption = f"Mean over paired seeds; {bars}; lines are shifted a little to the right."
     (folder / "crossover.svg").write_text(svg(cast("Figure", Differences(lines)), DOCUMENT, caption), encoding="utf-8")
     write_sums(folder.parent)
+    tested = sum(change(points) is not None for points in lines.values())
     for line, points in lines.items():
-        print(f"{line}: {describe(points)}")
+        print(f"{line}: {describe(points, tested)}")
 
 
 if __name__ == "__main__":

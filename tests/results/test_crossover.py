@@ -26,7 +26,7 @@ def gap(tokens):
 
 
 def points(differences):
-    return [Point(tokens, tuple(found), "lbl", 0.0) for tokens, found in differences.items()]
+    return [Point(tokens, dict(enumerate(found)), "lbl", 0.0) for tokens, found in differences.items()]
 
 
 @pytest.fixture
@@ -55,9 +55,9 @@ def results(tmp_path):
 def test_a_point_is_the_paired_difference_of_one_setting(results):
     point = read_point(results, Place("study", "long", "lr=0.002"))
     assert point.tokens == 96_000_000
-    assert point.differences == pytest.approx([gap(96e6) + NOISE[seed] for seed in (1, 2, 3)])
+    assert point.differences == pytest.approx({seed: gap(96e6) + NOISE[seed] for seed in (1, 2, 3)})
     assert (point.best, point.best_difference) == ("simbal", pytest.approx(point.mean + 0.01))
-    assert read_point(results, Place("study", "short", "lr=0.004")).differences == pytest.approx([gap(6e6)])
+    assert read_point(results, Place("study", "short", "lr=0.004")).differences == pytest.approx({1: gap(6e6)})
 
 
 @pytest.mark.parametrize(("sweep", "setting"), [("long", ""), ("", "lr=0.002"), ("longer", "lr=0.002")])
@@ -85,7 +85,9 @@ def other_study(results):
 def test_a_point_joins_the_seeds_of_several_places(results, other_study):
     place = Place("study", "long", "lr=0.002")
     one, joined = read_point(results, place), read_point(results, place, Place(other_study, "long", "lr=0.002"))
-    assert joined.differences == pytest.approx([*one.differences, *(found + 1 for found in one.differences)])
+    assert joined.differences == pytest.approx(
+        one.differences | {seed + 3: found + 1 for seed, found in one.differences.items()}
+    )
     assert (joined.tokens, joined.best) == (one.tokens, "simbal")
     assert joined.best_difference == pytest.approx(one.best_difference + 0.5)
 
@@ -116,13 +118,23 @@ def test_an_interval_is_that_of_a_paired_t_test_and_needs_three_seeds():
 
 def test_a_sign_change_is_bracketed_and_only_resolved_lengths_are_named():
     means = {3e6: -0.4, 6e6: -0.2, 12e6: -0.001, 24e6: 0.015, 48e6: 0.016}
-    found = describe(points({tokens: [mean - 0.002, mean, mean + 0.002] for tokens, mean in means.items()}))
+    found = describe(points({tokens: [1.01 * mean - 0.002, mean, mean + 0.002] for tokens, mean in means.items()}))
     change = "changes sign between 12.0M and 24.0M tokens"
-    assert found == f"{change}; hash is ahead at 3.0M, 6.0M; lbl is ahead at 24.0M, 48.0M"
-    noisy = describe(points({tokens: [mean - 1, mean, mean + 1] for tokens, mean in means.items()}))
-    assert noisy == f"{change}; not resolved at any length"
+    assert found.startswith(f"{change}; hash is ahead at 3.0M, 6.0M; lbl is ahead at 24.0M, 48.0M; ")
+    noisy = describe(points({tokens: [2 * mean - 1, mean, mean + 1] for tokens, mean in means.items()}))
+    assert noisy.startswith(f"{change}; not resolved at any length; ")
     same = describe(points({6e6: [0.1], 24e6: [0.2, 0.3]}))
     assert same == "does not change sign; not resolved at any length"
+
+
+def test_a_change_is_a_paired_t_test_on_the_seeds_that_the_first_and_a_later_length_share():
+    first, last = [-0.3, -0.2, -0.4, -0.3], [0.1, 0.3, 0.2]
+    line = points({3e6: first, 6e6: [0.0] * 4, 24e6: last, 48e6: [0.5, 0.6]})
+    for lines in (1, 2):
+        low, high = scipy.stats.ttest_rel(last, first[:3]).confidence_interval(1 - 0.05 / lines)
+        change = f"from 3.0M to 24.0M tokens it changes by +0.500 [{low:+.3f}, {high:+.3f}], 3 seeds"
+        assert describe(line, lines).split("; ")[-1] == change
+    assert "changes by" not in describe(points({3e6: first, 48e6: [0.5, 0.6]}))
 
 
 def test_points_and_figure_are_written(results, capsys):
