@@ -150,7 +150,7 @@ class Differences:
 
 
 def change(line: list[Point]) -> tuple[Point, list[float]] | None:
-    """Return the last point that shares enough seeds with the first, and each seed's change up to it."""
+    """Return the last point that shares enough seeds with the first, and each seed's change; None without it."""
     first = line[0]
     for last in reversed(line[1:]):
         shared = first.differences.keys() & last.differences.keys()
