@@ -1,7 +1,8 @@
 """Loss against tuning budget, and the cost of a verdict: python -m results.tools.budget results/equal_search
 
 The sweeps of the study are search_ARM (independent random points), second_ARM (the best points again) and final. The
-tool writes curves.csv and budget.svg, and prints the cost of comparing each arm with the baseline.
+tool writes curves.csv and budget.svg, and prints the cost of comparing each arm with the baseline. The curves show the
+arms with the most points: the others were only trained at some of the random points.
 """
 
 import sys
@@ -52,7 +53,9 @@ def main(study: Path) -> None:
             if sweep.startswith(SEARCHES[0]):
                 searched.setdefault(arm, []).append(loss)
     points: list[list[object]] = []
-    for arm, style in zip(searched, arm_styles([*searched]), strict=True):
+    most = max(map(len, searched.values()))
+    drawn = [arm for arm, losses in searched.items() if len(losses) == most]
+    for arm, style in zip(drawn, arm_styles(drawn), strict=True):
         losses = searched[arm]
         points += [[arm, style, k, expected_best(losses, k), "", ""] for k in range(1, len(losses) + 1)]
     redraw(study, "budget", points)

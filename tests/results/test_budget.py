@@ -45,10 +45,12 @@ def test_figure_and_costs_follow_from_the_runs(tmp_path, capsys):
         rows += [[f"search_{arm}", arm, 1, best + 0.1 * point, 360.0] for point in range(4)]
         rows += [[f"second_{arm}", arm, seed, best, 720.0] for seed in (2, 3)]
         rows += [["final", arm, seed, best + 0.01 * (seed % 3) * (arm == "lbl"), 1800.0] for seed in range(4, 12)]
+    rows += [["search_hash", "hash", 1, 2.9, 360.0]]  # trained at one of the four points: no curve
     with (study / "partial.csv").open("w", newline="") as file:
         csv.writer(file).writerows([["sweep", "balancing", "seed", "val/loss", "seconds"], *rows])
     budget.main(study)
     curves = {curve.arm: curve.means for curve in read_curves(study)["budget"]}
+    assert set(curves) == {"lbl", "simbal"}
     assert curves["lbl"] == pytest.approx([3.15, float(np.mean([3.0] * 3 + [3.1] * 2 + [3.2])), 3.025, 3.0])
     assert [value - 0.1 for value in curves["simbal"]] == pytest.approx(curves["lbl"])
     arm, pairs, runs, with_search = capsys.readouterr().out.splitlines()[1].split()
