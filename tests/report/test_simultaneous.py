@@ -140,6 +140,14 @@ def test_arms_without_a_common_noise_all_keep_their_own_intervals():
     assert not any(found.pooled for found in simultaneous_intervals(cells, against_first(cells)).values())
 
 
+@given(SEEDS, st.floats(-100, 100))
+def test_arms_that_vary_together_leave_all_noise_to_the_other_arm_whatever_the_rounding(seed, shift):
+    noise_S = np.random.default_rng(seed).standard_normal(5)
+    cells = cells_of([np.full(5, shift), shift + 1 + noise_S, shift + 2 + noise_S])
+    found = simultaneous_intervals(cells, against_first(cells))
+    assert [interval.pooled for interval in found.values()] == [False, False]
+
+
 def test_a_noisy_baseline_widens_all_intervals():
     cells = random_cells(5, 8, 6)
     noisy = cells | {"a0": {seed: value + 5 * (-1) ** seed for seed, value in cells["a0"].items()}}

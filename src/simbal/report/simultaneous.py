@@ -20,7 +20,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from math import sqrt
+from math import inf, sqrt
 
 import numpy as np
 from scipy.special import fdtrc, nctdtrinc, ndtr
@@ -28,7 +28,7 @@ from scipy.special import fdtrc, nctdtrinc, ndtr
 from simbal.report.largest_t import ALPHA, LargestT, noise_nodes
 
 POWER = 0.8
-ROUNDING = 1e-12  # relative to the largest value: smaller residuals are rounding errors
+ROUNDING = 1e-12  # smaller residuals, relative to the largest value, and sums, to their terms, are rounding errors
 BASELINE_ALPHA = 0.1  # of the test for a noisy baseline; not corrected, because it is in all comparisons
 
 Cells = Mapping[str, Mapping[int, float]]  # value by arm and seed; a failed run is absent
@@ -113,19 +113,22 @@ def _noisy_arms(layout: _Layout, baseline: str | None) -> set[str]:
     everything = layout.arms
     noisy: set[str] = set()
     while len(layout.arms) > 2:
-        p_of = {}
-        for arm in layout.arms:
-            own_square, own_degrees = layout.noise_of(arm)
-            rest, left = layout.square - own_square, layout.degrees - own_degrees
-            if own_degrees and left and rest > 0:
-                p_of[arm] = float(fdtrc(own_degrees, left, own_square / own_degrees / (rest / left)))
-        noisiest = min(p_of, key=p_of.__getitem__, default=None)
-        if noisiest is None or p_of[noisiest] * len(layout.arms) >= ALPHA:
+        p_of = {arm: _noise_p(*layout.noise_of(arm)) for arm in layout.arms}
+        noisiest = min(p_of, key=p_of.__getitem__)
+        if p_of[noisiest] * len(layout.arms) >= ALPHA:
             break
         noisy.add(noisiest)
         layout = layout.without({noisiest})
     most = max(1, len(everything) // 4)
     return noisy if len(noisy) <= most else {*everything}
+
+
+def _noise_p(own_square: float, own_degrees: int, rest_square: float, rest_degrees: int) -> float:
+    """Return the p of an F test that an arm is noisier than the rest: 1 without a test, 0 if only this arm varies."""
+    if not own_degrees or not rest_degrees or not own_square:
+        return 1.0
+    ratio = own_square / own_degrees / (rest_square / rest_degrees) if rest_square else inf
+    return float(fdtrc(own_degrees, rest_degrees, ratio))
 
 
 def detectable_difference(critical: float, degrees: float, error: float) -> float:
@@ -211,13 +214,15 @@ class _Layout:
             return self
         return _Layout({arm: values for arm, values in self.cells.items() if arm not in arms})
 
-    def noise_of(self, arm: str) -> tuple[float, int]:
-        """Return how much the sum of squares and the degrees of freedom shrink if this arm is left out."""
+    def noise_of(self, arm: str) -> tuple[float, int, float, int]:
+        """Return how much the sum of squares and the degrees of freedom shrink without this arm, and what is left."""
         own_C = self.arm_C == self.arms.index(arm)
         own_design_CP, own_residual_C = self.design_CP[own_C], self.residual_C[own_C]
         free_CC = np.eye(len(own_design_CP)) - own_design_CP @ self.covariance_PP @ own_design_CP.T
         square = float(own_residual_C @ np.linalg.pinv(free_CC, rcond=1e-9) @ own_residual_C)
-        return square, int(np.linalg.matrix_rank(free_CC, tol=1e-9))
+        degrees = int(np.linalg.matrix_rank(free_CC, tol=1e-9))
+        rest = self.square - square
+        return square, degrees, rest if rest > ROUNDING * square else 0.0, self.degrees - degrees
 
 
 def _pooled_intervals(
@@ -253,16 +258,13 @@ def _noise_with_baseline(layout: _Layout, baseline: str) -> tuple[float, int] | 
 
     None if the baseline is not significantly noisier than the other arms.
     """
-    own_square, own_degrees = layout.noise_of(baseline)
-    left = layout.degrees - own_degrees
-    if not own_degrees or not left or layout.square <= own_square:
+    own_square, own_degrees, rest_square, rest_degrees = layout.noise_of(baseline)
+    if _noise_p(own_square, own_degrees, rest_square, rest_degrees) >= BASELINE_ALPHA:
         return None
-    own, rest = own_square / own_degrees, (layout.square - own_square) / left
-    if fdtrc(own_degrees, left, own / rest) >= BASELINE_ALPHA:
-        return None
+    own, rest = own_square / own_degrees, rest_square / rest_degrees
     others = len(layout.arms) - 1
     own, rest = own * (1 + 1 / others), rest * (1 - 1 / others)  # independent; their sum is the sum of both variances
-    freedom = (own + rest) ** 2 / (own**2 / own_degrees + rest**2 / left)
+    freedom = (own + rest) ** 2 / (own**2 / own_degrees + rest**2 / rest_degrees)
     return sqrt((own + rest) / 2), max(1, int(freedom))
 
 
