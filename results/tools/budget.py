@@ -2,13 +2,16 @@
 
 The sweeps of the study are search_ARM (independent random points), second_ARM (the best points again) and final. The
 tool writes curves.csv and budget.svg, and prints the cost of comparing each arm with the baseline. The curves show the
-arms with the most points: the others were only trained at some of the random points.
+arms with the most points: the others were only trained at some of the random points. Hours are tokens times the median
+time per token of the final runs, because some runs were suspended.
 """
 
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from math import comb
 from pathlib import Path
+from statistics import median
 
 from results.tools.combine import MARGIN
 from results.tools.figures import redraw
@@ -41,15 +44,16 @@ def main(study: Path) -> None:
     """Write the figure of the search, and print the cost of a verdict."""
     searched: dict[str, list[float]] = {}
     final: dict[str, dict[int, float]] = {}
-    search_seconds: dict[str, float] = {}
-    final_seconds: dict[str, list[float]] = {}
+    search_tokens: Counter[str] = Counter()
+    run_tokens, pace = 0.0, []  # of a final run; seconds per token
     for row in read_csv(study / "partial.csv"):
-        loss, seconds, sweep, arm = float(row["val/loss"]), float(row["seconds"]), row["sweep"], row["balancing"]
+        loss, tokens, sweep, arm = float(row["val/loss"]), float(row["tokens"]), row["sweep"], row["balancing"]
         if sweep == FINAL:
             final.setdefault(arm, {})[int(row["seed"])] = loss
-            final_seconds.setdefault(arm, []).append(seconds)
+            run_tokens = tokens
+            pace.append(float(row["seconds"]) / tokens)
         elif sweep.startswith(SEARCHES):
-            search_seconds[arm] = search_seconds.get(arm, 0) + seconds
+            search_tokens[arm] += int(tokens)
             if sweep.startswith(SEARCHES[0]):
                 searched.setdefault(arm, []).append(loss)
     points: list[list[object]] = []
@@ -60,13 +64,14 @@ def main(study: Path) -> None:
         points += [[arm, style, k, expected_best(losses, k), "", ""] for k in range(1, len(losses) + 1)]
     redraw(study, "budget", points)
     write_sums(study.parent)
+    hours_per_token = median(pace) / 3600
     print("arm     pairs  hours of the runs  with the search")
     for arm in final:
-        if arm == BASELINE or arm not in search_seconds:
+        if arm == BASELINE or arm not in search_tokens:
             continue
         pairs = pairs_for(final, arm)
-        both = [sum(found) / len(found) for found in (final_seconds[arm], final_seconds[BASELINE])]
-        runs, search = pairs * sum(both) / 3600, (search_seconds[arm] + search_seconds[BASELINE]) / 3600
+        runs = pairs * 2 * run_tokens * hours_per_token
+        search = (search_tokens[arm] + search_tokens[BASELINE]) * hours_per_token
         print(f"{arm:8}{pairs:5}{runs:19.2f}{runs + search:17.2f}")
 
 

@@ -42,12 +42,13 @@ def test_figure_and_costs_follow_from_the_runs(tmp_path, capsys):
     study.mkdir()
     rows = []
     for arm, best in (("lbl", 3.0), ("simbal", 3.1)):
-        rows += [[f"search_{arm}", arm, 1, best + 0.1 * point, 360.0] for point in range(4)]
-        rows += [[f"second_{arm}", arm, seed, best, 720.0] for seed in (2, 3)]
-        rows += [["final", arm, seed, best + 0.01 * (seed % 3) * (arm == "lbl"), 1800.0] for seed in range(4, 12)]
-    rows += [["search_hash", "hash", 1, 2.9, 360.0]]  # trained at one of the four points: no curve
+        rows += [[f"search_{arm}", arm, 1, best + 0.1 * point, 1_000_000, 9999.0] for point in range(4)]
+        rows += [[f"second_{arm}", arm, seed, best, 2_000_000, 9999.0] for seed in (2, 3)]
+        values = {seed: best + 0.01 * (seed % 3) * (arm == "lbl") for seed in range(4, 12)}
+        rows += [["final", arm, seed, loss, 5_000_000, 1800.0 * (1 + 9 * (seed == 4))] for seed, loss in values.items()]
+    rows += [["search_hash", "hash", 1, 2.9, 1_000_000, 360.0]]  # trained at one of the four points: no curve
     with (study / "partial.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([["sweep", "balancing", "seed", "val/loss", "seconds"], *rows])
+        csv.writer(file).writerows([["sweep", "balancing", "seed", "val/loss", "tokens", "seconds"], *rows])
     budget.main(study)
     curves = {curve.arm: curve.means for curve in read_curves(study)["budget"]}
     assert set(curves) == {"lbl", "simbal"}
@@ -55,6 +56,8 @@ def test_figure_and_costs_follow_from_the_runs(tmp_path, capsys):
     assert [value - 0.1 for value in curves["simbal"]] == pytest.approx(curves["lbl"])
     arm, pairs, runs, with_search = capsys.readouterr().out.splitlines()[1].split()
     assert arm == "simbal"
-    assert float(runs) == pytest.approx(int(pairs) * 1.0, abs=0.01)  # two runs of half an hour
-    assert float(with_search) == pytest.approx(float(runs) + 2 * (4 * 0.1 + 2 * 0.2), abs=0.01)
+    assert float(runs) == pytest.approx(int(pairs) * 1.0, abs=0.01)  # two runs of half an hour; one was suspended
+    assert float(with_search) == pytest.approx(
+        float(runs) + 2 * (4 * 0.1 + 2 * 0.2), abs=0.01
+    )  # in proportion to tokens
     assert "points tried" in (study / "budget.svg").read_text()
