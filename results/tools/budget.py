@@ -1,9 +1,9 @@
 """Loss against tuning budget, and the cost of a verdict: python -m results.tools.budget results/equal_search
 
-The sweeps of the study are search_ARM (independent random points), second_ARM (the best points again) and final. The
-tool writes curves.csv and budget.svg, and prints the cost of comparing each arm with the baseline. The curves show the
-arms with the most points: the others were only trained at some of the random points. Hours are tokens times the median
-time per token of the final runs, because some runs were suspended.
+The sweeps of the study are search_ARM (independent random points), more (further points), second_ARM (the best points
+again) and final. The tool writes curves.csv and budget.svg, and prints the cost of comparing each arm with the
+baseline. The curves show the arms with the most points: the others were only trained at some of the random points.
+Hours are tokens times the median time per token of the final runs, because some runs were suspended.
 """
 
 import sys
@@ -20,7 +20,7 @@ from results.tools.verify import write_sums
 from simbal.report.curves import arm_styles
 from simbal.report.simultaneous import seeds_to_resolve, simultaneous_intervals
 
-BASELINE, SEARCHES, FINAL = "lbl", ("search_", "second_"), "final"
+BASELINE, SEARCHES, FINAL = "lbl", ("search_", "more", "second_"), "final"
 
 
 def expected_best(losses: Sequence[float], points: int) -> float:

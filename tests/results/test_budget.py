@@ -43,6 +43,7 @@ def test_figure_and_costs_follow_from_the_runs(tmp_path, capsys):
     rows = []
     for arm, best in (("lbl", 3.0), ("simbal", 3.1)):
         rows += [[f"search_{arm}", arm, 1, best + 0.1 * point, 1_000_000, 9999.0] for point in range(4)]
+        rows += [["more", arm, 1, 2.5, 1_000_000, 9999.0]]  # costs, but is no random point
         rows += [[f"second_{arm}", arm, seed, best, 2_000_000, 9999.0] for seed in (2, 3)]
         values = {seed: best + 0.01 * (seed % 3) * (arm == "lbl") for seed in range(4, 12)}
         rows += [["final", arm, seed, loss, 5_000_000, 1800.0 * (1 + 9 * (seed == 4))] for seed, loss in values.items()]
@@ -58,6 +59,6 @@ def test_figure_and_costs_follow_from_the_runs(tmp_path, capsys):
     assert arm == "simbal"
     assert float(runs) == pytest.approx(int(pairs) * 1.0, abs=0.01)  # two runs of half an hour; one was suspended
     assert float(with_search) == pytest.approx(
-        float(runs) + 2 * (4 * 0.1 + 2 * 0.2), abs=0.01
+        float(runs) + 2 * (5 * 0.1 + 2 * 0.2), abs=0.01
     )  # in proportion to tokens
     assert "points tried" in (study / "budget.svg").read_text()
