@@ -58,7 +58,6 @@ def test_figure_and_costs_follow_from_the_runs(tmp_path, capsys):
     arm, pairs, runs, with_search = capsys.readouterr().out.splitlines()[1].split()
     assert arm == "simbal"
     assert float(runs) == pytest.approx(int(pairs) * 1.0, abs=0.01)  # two runs of half an hour; one was suspended
-    assert float(with_search) == pytest.approx(
-        float(runs) + 2 * (5 * 0.1 + 2 * 0.2), abs=0.01
-    )  # in proportion to tokens
+    search = 2 * (5 * 0.1 + 2 * 0.2)  # hours of both arms, in proportion to tokens
+    assert float(with_search) == pytest.approx(float(runs) + search, abs=0.01)
     assert "points tried" in (study / "budget.svg").read_text()
