@@ -3,7 +3,7 @@
 rows.csv, table.json, table.md and the figure of differences follow from partial.csv, and the baseline and columns from
 sweep.yaml, or from table.yaml for a study of several sweeps. A baseline that is a balancing compares the arms of each
 sweep and setting. `treatments` in table.yaml are keys that belong to the balancing, not to the setting, with the value
-of the baseline.
+of the baseline. `sweeps` in table.yaml are the sweeps of the tables; the others go to others.csv and others.json.
 """
 
 import csv
@@ -33,32 +33,43 @@ def combine(study: Path) -> None:
     settings = next(file for name in ("sweep", "table") if (file := study / f"{name}.yaml").exists())
     shown = yaml.safe_load(settings.read_text(encoding="utf-8"))
     treatments = {key: str(value) for key, value in shown.get("treatments", {}).items()}
-    rows = [_with_treatments(row, treatments) for row in read_csv(study / "partial.csv")]
-    if len({row.get("sweep") for row in rows}) > 1:  # arms of one name in several sweeps
+    rows, others = list[dict[str, str]](), list[dict[str, str]]()
+    for row in read_csv(study / "partial.csv"):
+        if "sweeps" in shown and row["sweep"] not in shown["sweeps"]:
+            others.append(row)
+        else:
+            rows.append(_with_treatments(row, treatments))
+    _write_rows(study / "rows.csv", rows)
+    metrics = {key: metric.title for key, metric in METRICS.items() if short_name(key) in shown["columns"]}
+    arms = [*read_rows(study).values()]
+    keys = [*dict.fromkeys(key for arm in arms for key in _label(arm))]
+    table = {"name": study.name, "baseline": shown["baseline"], "equivalence_margin": MARGIN, "metrics": metrics}
+    if others:
+        _write_rows(study / "others.csv", others)
+        (study / "others.json").write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+    table |= {"arms": [_arm_json(arm, keys, metrics) for arm in arms], "notes": []}
+    (study / "table.json").write_text(json.dumps(table), encoding="utf-8")
+    rewrite(study)
+    if points := [*_differences(study)]:
+        redraw(study, "differences", points)
+    write_sums(study.parent)
+
+
+def _write_rows(path: Path, rows: list[dict[str, str]]) -> None:
+    """Write the rows by mean loss of their arm. Arms of several sweeps have the sweep in their name and setting."""
+    if len({row.get("sweep") for row in rows}) > 1:
         for row in rows:
             row["arm"] += f" sweep={row['sweep']}"
             row["setting"] = f"{row['setting']} sweep={row['sweep']}".strip()
     losses: dict[str, list[float]] = {}
     for row in rows:
         losses.setdefault(row["arm"], []).append(float(row["val/loss"]))
-    rows.sort(key=lambda row: (fmean(losses[row["arm"]]), int(row["seed"])))
-    with (study / "rows.csv").open("w", encoding="utf-8", newline="") as file:
+    rows = sorted(rows, key=lambda row: (fmean(losses[row["arm"]]), int(row["seed"])))
+    with path.open("w", encoding="utf-8", newline="") as file:
         columns = [key for key in rows[0] if key not in NO_NUMBERS]
         lines = csv.DictWriter(file, columns, extrasaction="ignore", lineterminator="\n")
         lines.writeheader()
         lines.writerows(rows)
-    metrics = {key: metric.title for key, metric in METRICS.items() if short_name(key) in shown["columns"]}
-    arms = [*read_rows(study).values()]
-    keys = [*dict.fromkeys(key for arm in arms for key in _label(arm))]
-    table = {
-        "name": study.name, "baseline": shown["baseline"], "equivalence_margin": MARGIN, "metrics": metrics,
-        "arms": [_arm_json(arm, keys, metrics) for arm in arms], "notes": [],
-    }  # fmt: skip
-    (study / "table.json").write_text(json.dumps(table), encoding="utf-8")
-    rewrite(study)
-    if points := [*_differences(study)]:
-        redraw(study, "differences", points)
-    write_sums(study.parent)
 
 
 def _with_treatments(row: dict[str, str], treatments: dict[str, str]) -> dict[str, str]:

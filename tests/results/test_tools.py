@@ -10,7 +10,7 @@ import pytest
 from results.tools import partial
 from results.tools.combine import combine
 from results.tools.figures import draw
-from results.tools.pages import MARKED, Pages, find_pages
+from results.tools.pages import MARKED, Pages, Study, find_pages
 from results.tools.rows import read_csv, read_rows, read_table, recompute
 from results.tools.study import overrides
 from results.tools.verify import SUMS, check_sums, sums, verify
@@ -201,6 +201,25 @@ def test_arms_of_several_sweeps_are_compared_within_their_sweep(copy):
     assert cells[0][:3] == ["| balancing", "sweep", "lr"]
     assert len({len(row) for row in cells[:12]}) == 1
     assert cells[2][:3] == ["| simbal", "short", "—"]
+
+
+def test_only_the_chosen_sweeps_are_in_the_table(tmp_path):
+    study = tmp_path / "study"
+    study.mkdir()
+    rows = [
+        f"{arm},{arm},,{seed},{sweep}-{arm}-{seed},{loss + seed / 100},{sweep}"
+        for sweep, higher in (("search", 1.0), ("more", 0.5), ("final", 0.0))
+        for arm, loss in (("lbl", 3.0 + higher), ("simbal", 3.1 + higher))
+        for seed in (1, 2, 3)
+    ]
+    (study / "partial.csv").write_text("\n".join(["arm,balancing,setting,seed,run,val/loss,sweep", *rows]))
+    (study / "table.yaml").write_text("baseline: lbl\ncolumns: [loss]\nsweeps: [final]\n")
+    combine(study)
+    assert verify(tmp_path) == []
+    assert [*read_rows(study)] == ["lbl", "simbal"]
+    others = Study(study / "others")
+    assert {*others.arms} == {f"{arm} sweep={sweep}" for arm in ("lbl", "simbal") for sweep in ("search", "more")}
+    assert others.statistics("val/loss", "simbal sweep=more", "")["mean"] == pytest.approx(3.62)
 
 
 def test_treatments_are_compared_with_the_baseline_without_them(tmp_path):
