@@ -17,13 +17,15 @@ AXES = {
     "experts": (TOKENS, "experts in use"), "max-vio": (TOKENS, "MaxVio"), "pes": (TOKENS, "smallest PES of the layers"),
     "pes-rate": (TOKENS, "change of PES per million tokens"), "dropping": ("experts dropped", "perplexity"),
     "pruning": ("threshold of weight", "perplexity"), "budget": ("points tried", "expected lowest loss, nats"),
+    "ladder": ("training compute, FLOPs", LOSS),
 }  # fmt: skip
+NOTES = {"ladder": "Means over seeds. The last point of a fit is its prediction."}
 
 
 def draw(folder: Path) -> None:
     """Write <figure>.svg for each figure in curves.csv."""
     for name, curves in read_curves(folder).items():
-        image = svg(_figure(name, curves), DOCUMENT, describe_bands(curves))
+        image = svg(_figure(name, curves), DOCUMENT, NOTES.get(name) or describe_bands(curves))
         (folder / f"{name}.svg").write_text(image, encoding="utf-8")
 
 
@@ -53,7 +55,7 @@ def read_curves(folder: Path) -> dict[str, list[Curve]]:
 def _figure(name: str, curves: list[Curve]) -> Figure:
     if name == "differences":
         return Forest([*map(_interval, curves)], "difference in validation loss, nats per token")
-    log, log_x = name in ("sensitivity", "dropping", "pruning"), name == "sensitivity"
+    log, log_x = name in ("sensitivity", "dropping", "pruning"), name in ("sensitivity", "ladder")
     return Lines([("", curves)], *AXES[name], log, log_x, zero=name == "pes-rate")
 
 

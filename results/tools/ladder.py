@@ -1,6 +1,7 @@
 """Fit the loss of each arm against compute, and predict the loss at the next size.
 
-python -m results.tools.ladder results/ladder [SIZE]: prints the fit and the prediction for d_model=SIZE (default: 192).
+python -m results.tools.ladder results/ladder [SIZE]: prints the fit and the prediction for d_model=SIZE (default: 192),
+and draws the losses and the fit.
 The sweeps of the study are ladder_64, ladder_96, ..., by d_model. The plan of the study defines sizes and fit.
 """
 
@@ -8,11 +9,15 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 from scipy.optimize import least_squares
 
+from results.tools.figures import redraw
 from results.tools.rows import read_rows
+from results.tools.verify import write_sums
+from simbal.report.curves import arm_styles
 
 LAYERS, EXPERTS, TOP_K, BATCH = 3, 16, 2, 4096  # the last in tokens
 RESAMPLES, SEED = 2000, 0
@@ -97,14 +102,25 @@ def seeds_of(losses: Losses) -> list[int]:
 
 
 def main(study: Path, size: int = 192) -> None:
-    """Print the fit to the smaller sizes and the predictions as JSON."""
-    losses = {arm: {d: found for d, found in sizes.items() if d < size} for arm, sizes in read_losses(study).items()}
+    """Print the fit to the smaller sizes and the predictions as JSON, and draw them with all losses."""
+    measured = read_losses(study)
+    losses = {arm: {d: found for d, found in sizes.items() if d < size} for arm, sizes in measured.items()}
     fit = Fit(mean_losses(losses, seeds_of(losses)))
     predictions = {
         arm: {"loss": loss, "low": low, "high": high} for arm, (loss, low, high) in predict(losses, size).items()
     }
     found = {"floor": fit.floor, "exponent": fit.exponent, "d_model": size, "predictions": predictions}
     print(json.dumps(found, indent=1))
+    means = {arm: {d: fmean(by_seed.values()) for d, by_seed in sizes.items()} for arm, sizes in measured.items()}
+    largest = max(map(max, losses.values()))
+    for arm in [arm for arm, sizes in losses.items() if largest in sizes]:
+        means[f"{arm}, fit"] = {d: fit.loss(arm, d) for d in sorted({*losses[arm], size})}
+    redraw(study, "ladder", [
+        [arm, style, compute(d), loss, "", ""]
+        for (arm, sizes), style in zip(means.items(), arm_styles([*means]), strict=True)
+        for d, loss in sorted(sizes.items())
+    ])  # fmt: skip
+    write_sums(study.parent)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,12 @@
 """The ladder's fit recovers known parameters, and its sizes match the models."""
 
+import json
+
 import numpy as np
 import pytest
 
+from results.tools import ladder
+from results.tools.figures import read_curves
 from results.tools.ladder import BATCH, Fit, active_parameters, compute, mean_losses, predict, steps
 from simbal.cost import parameters
 from simbal.training.build import transformer_shape
@@ -45,3 +49,23 @@ def test_sizes_match_the_models_and_the_plan(size, small_spec):
     assert abs(steps(size) * BATCH - 20 * active_parameters(size)) < BATCH
     plan = (CONF.parent / "results/ladder/plan.md").read_text()
     assert f"| {size} | {active_parameters(size):,} | {steps(size) * BATCH:,} | {steps(size):,} |" in plan
+
+
+def test_losses_and_fit_are_drawn(tmp_path, capsys):
+    study = tmp_path / "ladder"
+    study.mkdir()
+    rows = [
+        f"{arm} sweep=ladder_{size},{arm},sweep=ladder_{size},{seed},{arm}-{size}-{seed},{loss(arm, size)}"
+        for arm, sizes in {"lbl": (64, 96, 128, 192), "hash": (64, 96, 128), "frozen": (64, 96)}.items()
+        for size in sizes
+        for seed in (60, 61)
+    ]
+    (study / "rows.csv").write_text("\n".join(["arm,balancing,setting,seed,run,val/loss", *rows]))
+    ladder.main(study)
+    predicted = json.loads(capsys.readouterr().out)["predictions"]
+    assert predicted["lbl"]["loss"] == pytest.approx(loss("lbl", 192), abs=1e-4)
+    curves = {curve.arm: dict(zip(curve.xs, curve.means, strict=True)) for curve in read_curves(study)["ladder"]}
+    assert curves.keys() == {*SCALES, "lbl, fit", "hash, fit"}  # frozen was not trained at the largest size of the fit
+    assert curves["frozen"] == {compute(size): pytest.approx(loss("frozen", size)) for size in (64, 96)}
+    assert curves["lbl"] == pytest.approx(curves["lbl, fit"], abs=1e-4)  # the last point is the prediction
+    assert curves["hash, fit"][compute(192)] == pytest.approx(predicted["hash"]["loss"])
