@@ -1,7 +1,7 @@
 """Error rates of the comparisons in a table, by simulation: python -m benchmarks.error_rates [STUDIES].
 
-Prints the percentage of studies with at least one wrong word: a difference between equal arms, or equivalence of arms
-that differ by the margin. It applies the rules of `simbal.report.simultaneous`, vectorized over studies without
+Prints the percentage of studies with at least one wrong conclusion: a difference between equal arms, or equivalence of
+arms that differ by the margin. It applies the rules of `simbal.report.simultaneous`, vectorized over studies without
 missing runs; a sample of the studies is also computed by the module itself and must agree.
 Shapes: N studies, A arms (the baseline first), S seeds.
 """
@@ -143,7 +143,7 @@ SCENARIOS = {
 
 
 def wrong_percent(name: str, studies: int, arms: int, seeds: int, true: float = 0.0) -> float:
-    """Return the percentage of studies with a wrong word, if all arms differ from the baseline by `true`."""
+    """Return the percentage of studies with a wrong conclusion, if all arms differ from the baseline by `true`."""
     rng = np.random.default_rng([*name.encode(), arms, seeds])
     values_NAS = SCENARIOS[name](rng, studies, arms, seeds)
     values_NAS[:, 1:] += true
@@ -154,9 +154,9 @@ def wrong_percent(name: str, studies: int, arms: int, seeds: int, true: float = 
 
 
 def wrong_percent_with_looks(name: str, studies: int, arms: int, true: float = 0.0) -> tuple[float, float]:
-    """Return the percentage of studies with a wrong word at the look that stops them, and their mean number of seeds.
+    """Return the percentage of studies with a wrong conclusion when they stop, and their mean number of seeds.
 
-    A study stops at the first look at which every arm has a word (`until=decided`).
+    A study stops at the first look at which every arm has a conclusion (`until=decided`).
     """
     rng = np.random.default_rng([*name.encode(), arms])
     values_NAS = SCENARIOS[name](rng, studies, arms, LOOKS[-1])
@@ -175,7 +175,7 @@ def wrong_percent_with_looks(name: str, studies: int, arms: int, true: float = 0
 
 def main(studies: int) -> None:
     """Print all tables."""
-    print(f"{studies:,} studies each; wrong words in percent of the studies\n")
+    print(f"{studies:,} studies each; wrong conclusions in percent of the studies\n")
     print("| noise | seeds |", *(f"{arms} arms |" for arms in ARMS), "\n|---|---|" + "---|" * len(ARMS))
     for name in SCENARIOS:
         for seeds in SEEDS:

@@ -23,7 +23,11 @@ from simbal.report.table import Table, build
 
 def overrides(study: Path) -> list[str]:
     """Return the arguments of `train.py -m`: its sweep.yaml as overrides, or the command of origin.json."""
+    if not study.is_dir():
+        sys.exit(f"there is no study {study}")
     if not (study / "sweep.yaml").exists():
+        if not (study / "origin.json").exists():
+            sys.exit(f"{study} has no sweep.yaml or origin.json: the commands of its sweeps are in its plan.md")
         command = json.loads((study / "origin.json").read_text(encoding="utf-8"))["command"]
         words = [word for word in shlex.split(command)[3:] if not word.startswith(("name=", "output_dir="))]
         return [*words, f"name={study.name}"]

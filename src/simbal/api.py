@@ -261,7 +261,7 @@ def _check_overrides(overrides: Sequence[str], function: str, refused: tuple[str
         raise UserError(f"{function} takes a list of overrides, such as [{overrides!r}]")
     for text in overrides:
         if text.startswith(("-", *refused)):
-            raise UserError(f"{text} is not for {function}")
+            raise UserError(f"{function} does not accept {text}: remove it, or use the command line")
 
 
 @contextmanager

@@ -282,7 +282,7 @@ def test_ngram_models_are_rows_of_the_table_and_a_baseline_close_to_them_is_note
     lines = sections.means(table_of(folder, metrics=choose_columns(["loss", "ppl", "bpb"], collect(folder)))).lines
     assert [line[0] for line in lines] == ["lbl", "unigram", "bigram", "3-gram"]
     assert lines[-1][3:] == ["3.2000", f"{math.exp(3.2):.3f}", "1.6000"]
-    assert notes_of(folder, "0.10 nats below", "3-gram model's", "memorizing n-grams")
+    assert notes_of(folder, "0.10 nats below", "3-gram model's", "learn n-grams")
 
 
 def test_notes_say_what_few_seeds_cannot_show(write_arm):

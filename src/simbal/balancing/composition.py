@@ -100,7 +100,10 @@ class Composition(nn.Module):
         for pair in combinations(names, 2):
             first, second = (self.layers.get(name) for name in pair)
             if first is None or second is None or {*first} & {*second}:
-                raise UserError(f"balancing: {' and '.join(pair)} both {action}; at most one strategy can in a layer")
+                raise UserError(
+                    f"balancing: {' and '.join(pair)} both {action} in a layer: remove one of them, or give them "
+                    "different layers with first=, after= or layers="
+                )
         return names
 
     def _of(self, name: str, per_layer: Sequence[T]) -> Sequence[T]:

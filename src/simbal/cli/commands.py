@@ -27,7 +27,7 @@ def evaluate(argv: list[str]) -> None:
         python evaluate.py hf=FOLDER data=pysource 'analysis=[quality,redundancy,routing]'   # a Hugging Face model
         python evaluate.py analysis=orthogonalization
         python evaluate.py analysis=plan model=moe_m hardware=h200 gpus=8
-        python evaluate.py 'analysis=[orthogonalization,flops]' model=moe_m analysis.orthogonalization.trials=20
+        python evaluate.py 'analysis=[orthogonalization,flops]' analysis.flops.preset=moe_m
     """
     run(evaluate_composed, evaluate.__doc__, argv, "evaluate")
 

@@ -153,7 +153,7 @@ def _compare_metric(
 ) -> list[Difference | None]:
     """Return the difference of each pair in one metric.
 
-    A perplexity and bits per byte take the word of the loss, so that one result never has two words.
+    A perplexity and bits per byte have the conclusion of the loss, so that one result never has two conclusions.
     """
     intervals = _intervals(pairs, metric, all_pairs, alpha)
     loss = replace(metric, name="loss", ratio=False, margin=True) if metric.name in UNITS_OF_LOSS else metric

@@ -84,11 +84,11 @@ def cards(table: Table, folder: Path) -> list[Card]:
             curves.rate_curves(arms, "val/min_pes"), RATE, NEEDS_PES, zero=True,
         ),
         _analysis_card(
-            arms, folder, "dropping", "Without each token's best experts",
+            arms, folder, "dropping", "Expert dropping",
             "Perplexity if the experts with the highest scores are dropped for each token.", "experts dropped",
         ),
         _analysis_card(
-            arms, folder, "pruning", "Without experts of small weight",
+            arms, folder, "pruning", "Expert pruning",
             "Perplexity if chosen experts with a weight below a threshold are skipped.", "weight threshold",
         ),
     ]  # fmt: skip

@@ -62,7 +62,7 @@ def explanations(table: Table) -> list[str]:
     baselines = {id(row.other) for row in table.compared}
     arms = "arms" if table.pairs or len(baselines) < 2 else "arms with the same baseline"
     texts = {
-        f"All 95% intervals of a metric hold together, for all {method}. Noise is pooled over {arms} after removing "
+        f"All 95% intervals of a metric are simultaneous, for all {method}. Noise is pooled over {arms} after removing "
         "the effects of arm and seed. The conclusion follows from the interval.": any(one.pooled for one in compared),
         "Intervals cover variation over seeds on the same validation documents. The interval over documents covers "
         f"variation over documents for the same seeds (bootstrap of {_range(documents)}). Neither covers "
@@ -72,7 +72,7 @@ def explanations(table: Table) -> list[str]:
         "Differences in percent are ratios of geometric means; intervals use logarithms.": ratios,
         "Better or worse (higher or lower if neither direction is good): the interval excludes 0; barely: by less than "
         f"{BARELY:g} nats. Otherwise {equivalent}, identical if all seeds have equal values, or not "
-        "resolved. Perplexity and bits per byte take the word of the loss.": measured,
+        "resolved. Perplexity and bits per byte have the conclusion of the loss.": measured,
         "p is adjusted for the number of comparisons, like the interval. p (paired) is from the paired t test of this "
         "comparison only, and Welch p from the t test with unequal variances over all seeds. d_z is the mean of the "
         "paired differences divided by their standard deviation. All assume normally distributed noise.": measured,
@@ -184,8 +184,8 @@ def _about_ngrams(table: Table) -> list[str]:
             if below < NGRAM_GAP:
                 where = f"{below:.2f} nats below" if below > 0 else f"{-below:.2f} nats above"
                 return [
-                    f"The validation loss of {arm.name} is {where} a {order}-gram model's ({losses[order]:.3f}): this "
-                    "table is about memorizing n-grams."
+                    f"The validation loss of {arm.name} is {where} a {order}-gram model's ({losses[order]:.3f}): "
+                    "differences may only show how well the arms learn n-grams."
                 ]
     return []
 

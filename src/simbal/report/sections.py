@@ -265,8 +265,8 @@ def power(table: Table) -> Section:
             "metric": Cell(metric.heading),
             "noise in nats": number_cell("{:.4f}", difference.error * sqrt(difference.pairs)),
             "pairs": number_cell("{}", difference.pairs),
-            "more to resolve": Cell(f"{resolve:,}", resolve, f"({resolve * hours:,.1f} h)"),
-            "more to equate": Cell(f"{equate:,}", equate, f"({equate * hours:,.1f} h)"),
+            "more to detect": Cell(f"{resolve:,}", resolve, f"({resolve * hours:,.1f} h)"),
+            "more for equivalence": Cell(f"{equate:,}", equate, f"({equate * hours:,.1f} h)"),
         }
         rows.append(cells)
     if not rows:
@@ -274,7 +274,7 @@ def power(table: Table) -> Section:
             "power=true needs at least two pairs of seeds with a loss or perplexity below a unigram model's"
         )
     title = (
-        f"additional pairs of seeds for {POWER:.0%} power, to resolve a true difference of {margin:g} nats per token "
+        f"additional pairs of seeds for {POWER:.0%} power, to detect a true difference of {margin:g} nats per token "
         "or to show equivalence, with the intervals of this table"
     )
     return Section.from_cells(title, rows, 2)
