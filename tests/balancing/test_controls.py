@@ -99,6 +99,18 @@ def test_a_table_is_read_from_a_file_for_all_layers_or_for_each(tmp_path):
         HashRouting(file=file)
 
 
+def test_a_checkpoint_holds_the_table_of_a_file_that_may_change_later(tmp_path):
+    file = str(tmp_path / "experts.npy")
+    np.save(file, np.array([[0, 1], [3, 2]]))
+    saved = HashRouting(table="file", file=file).state_dict()
+    np.save(file, np.array([[1, 2], [0, 1]]))
+    strategy = HashRouting(table="file", file=file, vocab_size=2)
+    strategy.load_state_dict(saved)
+    assert chosen(strategy, [0, 1]) == [{0, 1}, {2, 3}]
+    with pytest.raises(UserError, match="file has experts for 2 token ids, fewer than 3"):
+        HashRouting(table="file", file=file, vocab_size=3).prepare([Router(8, 4, 2, "softmax", True, layer=0)])
+
+
 def test_equal_weights_do_not_depend_on_the_router_and_learned_ones_do():
     x_ND, tokens_BS = torch.randn(6, 8, generator=torch.Generator().manual_seed(0)), torch.arange(6).view(1, 6)
     router = Router(8, 4, 2, "sigmoid", renormalize=True, layer=0)

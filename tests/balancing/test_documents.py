@@ -81,3 +81,5 @@ def test_pools_hold_at_least_the_experts_of_a_token_and_at_most_all():
         with pytest.raises(UserError, match=message):
             DocumentPool(END, **keys).prepare([router])
     DocumentPool(END).prepare([router])
+    with pytest.raises(UserError, match="DocumentPool needs end_of_text"):
+        DocumentPool().prepare([router])

@@ -71,8 +71,9 @@ def test_a_fine_histogram_finds_the_exact_quantiles_of_all_micro_batches(seed, t
 
 
 def test_a_histogram_needs_scores_from_0_to_1():
-    with pytest.raises(UserError, match="estimator=histogram needs a gating .* router=relu"):
-        QuantileBalancing(estimator="histogram").prepare([Router(8, 4, 2, "relu", False, layer=0)])
+    composition = Composition({"quantile": QuantileBalancing(estimator="histogram")}, {})
+    with pytest.raises(UserError, match="router=sqrtsoftplus is not supported by QuantileBalancing: use softmax, sig"):
+        composition.prepare([Router(8, 4, 2, "sqrtsoftplus", False, layer=0)])
 
 
 def test_quantile_balancing_evens_a_skewed_load():

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from simbal.balancing import LoadBalancingLoss, LossFree, SimBal
+from simbal.balancing import ErnieOrthogonalLoss, LoadBalancingLoss, LossFree, SimBal
 from simbal.distributed import full_tensor
 from simbal.hf import attach
 from simbal.hf.trainer import attach_trainer
@@ -31,6 +31,7 @@ def full_weights(model: nn.Module) -> dict[str, Tensor]:
 def train_in_a_loop(model: nn.Module, rows: list[int]) -> dict[str, Tensor]:
     """Train on micro-batches of one row with losses, and with the model's own bias, a parameter in Ernie 4.5."""
     strategies = [SimBal(coef=0.5), LoadBalancingLoss(0.3, scope="micro"), LossFree(update_rate=0.05, bias_on="scores")]
+    strategies.append(ErnieOrthogonalLoss(0.01, decoupled=True, scale_by_lr=False))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with attach(model, strategies) as balancing:
         for step in range(STEPS):

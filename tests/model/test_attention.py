@@ -129,6 +129,15 @@ def test_linear_has_the_gradients_of_torch_also_for_strided_and_expanded_gradien
         torch.testing.assert_close(*gradients)
 
 
+def test_linear_has_the_second_derivatives_of_torch(library):
+    x_ND, weight_JD = torch.randn(5, 12, requires_grad=True), torch.randn(8, 12, requires_grad=True)
+    found = []
+    for linear in (matmul.linear, F.linear):
+        first = torch.autograd.grad(linear(x_ND, weight_JD).tanh().sum(), (x_ND, weight_JD), create_graph=True)
+        found.append(torch.autograd.grad(sum(g.square().sum() for g in first), (x_ND, weight_JD)))
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_other_dtypes_and_autocast_use_torch(monkeypatch, dtype):
     monkeypatch.setattr(matmul, "onednn_is_faster", lambda: True)

@@ -30,6 +30,13 @@ def test_loss_and_gradients_equal_cross_entropy_plus_z_loss_at_any_chunk_size(mo
     torch.testing.assert_close(got.nll_N.mean(), F.cross_entropy(logits_NV, targets_N))
 
 
+def test_a_second_derivative_is_refused():
+    x_ND, weight_VD, targets_N = leaves()
+    loss = head_loss(x_ND, weight_VD, targets_N, z_coef=0.1).loss
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        torch.autograd.grad(loss, x_ND, create_graph=True)
+
+
 def test_no_tensor_holds_all_logits(monkeypatch):
     x_ND, weight_VD, targets_N = leaves(N=64, D=4, V=32)
     monkeypatch.setattr(head, "CHUNK_ELEMENTS", {"cpu": 4 * 32})

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 
 from simbal.analysis.pruning import Pruning, pruned
@@ -81,6 +82,15 @@ def test_a_token_table_starts_at_zero_and_changes_no_other_initial_weight(small_
     assert torch.equal(model(TOKENS_BS)[0], plain(TOKENS_BS)[0])
     decayed, _ = parameter_groups(model, small_spec().config.optim)
     assert {id(table) for table in named.values()} < {id(parameter) for parameter in decayed["params"]}
+
+
+@pytest.mark.parametrize("keys", [("optim=muon",), ("optim.mup=true", "optim.mup_base_width=4")])
+def test_a_token_table_is_trained_like_the_embedding(small_spec, keys):
+    model = tiny(token_table=True)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    groups = [{names[p] for p in group["params"]} for group in parameter_groups(model, small_spec(*keys).config.optim)]
+    (of_embedding,) = (group for group in groups if "embedding.weight" in group)
+    assert {"blocks.0.token_table.weight", "blocks.1.token_table.weight"} < of_embedding
 
 
 def test_a_token_uses_one_row_of_each_table_and_no_product():

@@ -1,6 +1,7 @@
 """Comparisons of two sweeps or runs show the settings that differ, then one table or the reason for its absence."""
 
 import shutil
+from dataclasses import replace
 from math import exp
 
 import pytest
@@ -9,6 +10,7 @@ from simbal.cli.commands import report
 from simbal.errors import UserError
 from simbal.report import sections
 from simbal.report.compare import build_both, differing_settings, read_sides
+from simbal.report.notes import explanations
 from simbal.report.report import report_both
 
 CODE = {"version": "0.1.0", "commit": "a" * 40, "dirty": False}
@@ -54,6 +56,21 @@ def equal_arms(write):
         new = write("new", "lbl", seed + 1, 99 + seed, code=CODE | {"dirty": True})
         write("new", "simbal", seed + 1, 90 + seed)
     return old, new
+
+
+def test_power_uses_the_critical_values_of_equal_arms(write):
+    for seed, noise in enumerate((0.0, 0.01, 0.03)):
+        for name, shift in (("lbl", noise), ("simbal", -noise), ("lf", noise**2)):
+            old, new = (
+                write("old", name, seed, 100.0, seconds=1800.0),
+                write("new", name, seed, 100 * exp(shift), seconds=1800.0),
+            )
+    table = both(old, new)
+    assert "for all comparisons (Dunnett)" in explanations(table)[0]
+    for place, row in enumerate(table.compared):
+        detectable = row.differences["val/ppl"].detectable
+        needed = [sections.power(replace(table, margin=factor * detectable)).lines for factor in (1.001, 0.999)]
+        assert [lines[place][4].startswith("0 ") for lines in needed] == [True, False]
 
 
 def test_equal_arms_are_labeled_by_folder_and_compared_with_each_other(equal_arms):

@@ -141,7 +141,7 @@ def test_every_pair_is_compared_and_corrected_over_all_pairs(coefficients):
     assert {one.degrees for one in found} == {(4 - 1) * (3 - 1)}
     assert found[2].mean == pytest.approx(found[1].mean - found[0].mean)
     assert not any(row.differences for row in table.rows)
-    assert "all pairs (Tukey)" in " ".join(notes(table))
+    assert "for all pairs (Tukey)" in " ".join(notes(table))
 
 
 def test_label_columns_are_the_differing_keys_and_the_baseline_is_equal_in_all_others(write_run):

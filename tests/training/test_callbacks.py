@@ -10,6 +10,7 @@ import torch
 from simbal.analysis.redundancy import redundancy
 from simbal.analysis.trained import load
 from simbal.balancing.composition import Composition
+from simbal.balancing.controls import FrozenRouter
 from simbal.balancing.lbl import LoadBalancingLoss
 from simbal.balancing.step import StepInProgress
 from simbal.balancing.weight_losses import SimBal
@@ -129,6 +130,17 @@ def test_the_logged_norms_agree_with_clipping_and_the_bound_of_simbal(finished):
         assert row["train/clipped"] == pytest.approx(min(1, 0.5 / row["train/grad_norm"]), rel=1e-5)
     assert min(row["train/clipped"] for row in logged) < 1
     assert {row["train/clipped"] for row in rows(finished("balancing=simbal"), "train/clipped")} == {1}
+
+
+def test_the_auxiliary_gradient_of_a_frozen_layer_is_zero():
+    module = composed_module(
+        Composition({"lbl": LoadBalancingLoss(), "frozen": FrozenRouter()}, {}, "sum", {"frozen": [0]})
+    )
+    module.balancing.prepare(module.model.routers)
+    module.measures_aux_gradient = lambda number: True
+    module.training_step(batch_of(0), 0)
+    (measured_LED,) = module._aux_gradients
+    assert [bool(gradient_ED.any()) for gradient_ED in measured_LED] == [False, True]
 
 
 @pytest.mark.parametrize("keys", [("balancing=lf",), ("balancing=[frozen,lbl]",)])

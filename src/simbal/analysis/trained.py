@@ -16,7 +16,6 @@ from torch import Tensor
 from simbal.analysis.generate import cached_decoder
 from simbal.analysis.pruning import pruned
 from simbal.analysis.subject import NotApplicableError, Predicted, Pruned, Subject
-from simbal.balancing.bias import BiasController
 from simbal.config.schema import DataConfig, Group
 from simbal.config.values import check_choice
 from simbal.cost import parameters
@@ -73,8 +72,12 @@ class TrainedRun(Subject):
             store, data.seq_len, spec.config.data_seed, data.validation_document_tokens
         )
         self.ragged = self.balancing.ragged
+
+    @property
+    def choosable(self) -> int:
+        """The number of experts that a token can choose from."""
         choosers = (self.balancing.parts[name] for name in self.balancing.choosers)
-        self.groups = next((part.groups for part in choosers if isinstance(part, BiasController)), None)
+        return min((part.choosable(self.num_experts, self.top_k) for part in choosers), default=self.num_experts)
 
     @property
     def steering(self) -> Steering:

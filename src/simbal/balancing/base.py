@@ -102,6 +102,10 @@ class Balancing(nn.Module, Steering):
     def update(self, step: FinishedStep) -> None:
         """Update the strategy's state after an optimizer step, in training only."""
 
+    def choosable(self, num_experts: int, top_k: int) -> int:
+        """Return how many of the experts a token can choose from in evaluation."""
+        return num_experts
+
     def effective_coef(self, num_layers: int, top_k: int) -> float:
         """Return the multiplier of `unit` in the objective; `num_layers` is 1 if losses are averaged over layers."""
         return self.coef * num_layers

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from simbal.balancing.base import DTYPES, Balancing, FinishedStep, Properties
 from simbal.config.values import check_choice, check_fraction, check_integer, check_nonnegative, check_positive
 from simbal.errors import UserError
-from simbal.model.router import Candidates, Groups, Router, Routing
+from simbal.model.router import Candidates, Groups, Router
 
 ERRORS: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     "sign": ("sign(v_i)", torch.sign),
@@ -58,19 +58,6 @@ class ChoiceBias(Balancing):
         """Return logits or gated scores plus the layer's bias, (N, E)."""
         scores_NE = candidates.logits_NE if self.bias_on == "logits" else candidates.probs_NE
         return scores_NE + self.bias_LE[candidates.layer]
-
-    def measure(self, routings: Sequence[Routing]) -> Tensor:
-        """Return the number of tokens per expert, (L, E).
-
-        Raises:
-            UserError: all scores of a token are 0 (sigmoids of logits below -100), so only the bias would choose.
-        """
-        if self.bias_on == "scores" and any((routing.probs_NE.sum(-1) == 0).any() for routing in routings):
-            raise UserError(
-                "all scores of a token are zero, so only the bias chooses its experts: the router's logits are below "
-                "-100. Use bias_on=logits or a smaller optim.lr"
-            )
-        return super().measure(routings)
 
 
 def sized_for(routers: Sequence[Router], state_LE: Tensor) -> Tensor:
@@ -216,12 +203,16 @@ class BiasController(ChoiceBias):
             num_experts = len(router.weight_ED)
             if num_experts % groups.count:
                 raise UserError(f"groups={groups.count} must divide model.num_experts={num_experts}")
-            eligible = groups.chosen * num_experts // groups.count
+            eligible = self.choosable(num_experts, router.top_k)
             if eligible < router.top_k:
                 raise UserError(
                     f"group_top_k={groups.chosen} leaves a token {eligible} experts, fewer than "
                     f"model.top_k={router.top_k}"
                 )
+
+    def choosable(self, num_experts: int, top_k: int) -> int:
+        """Return the number of experts in a token's groups."""
+        return num_experts * self.groups.chosen // self.groups.count
 
     def choice_scores(self, candidates: Candidates) -> Tensor:
         """Return logits or gated scores plus the layer's bias, (N, E), with -inf outside of a token's groups."""

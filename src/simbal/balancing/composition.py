@@ -170,12 +170,16 @@ class Composition(nn.Module):
         """
         for name, part in self.parts.items():
             part.prepare(self._of(name, routers))
-        relu = [layer for layer, router in enumerate(routers) if router.gating == "relu"]
-        if any("relu" not in self._acting(self.choosers, layer)[0].gatings for layer in relu):
-            raise UserError(
-                "router=relu gives experts with logits of at most 0 the weight 0, and only balancing=remoe removes "
-                "them from the choice: add balancing=remoe or use router=softmax"
-            )
+        for layer, router in enumerate(routers):
+            chooser, _ = self._acting(self.choosers, layer)
+            if router.gating == "relu" and "relu" not in chooser.gatings:
+                raise UserError(
+                    "router=relu gives experts with logits of at most 0 the weight 0, and only balancing=remoe removes "
+                    "them from the choice: add balancing=remoe or use router=softmax"
+                )
+            if router.gating not in chooser.gatings:
+                names = ", ".join(chooser.gatings)
+                raise UserError(f"router={router.gating} is not supported by {type(chooser).__name__}: use {names}")
         for name, part in self.parts.items() if routers else ():
             frozen = not any(p.requires_grad for router in self._of(name, routers) for p in router.parameters())
             of_router = part.properties.scope == "weights" and not part.needs_experts
@@ -258,8 +262,8 @@ def build_balancing(
 
     Args:
         group: by strategy name, its `_target_`, constructor arguments, optional `schedule` and selection of layers.
-        facts: num_layers, num_experts, seed, end_of_text and token_counts, passed to constructors that have these
-            parameters.
+        facts: num_layers, num_experts, vocab_size, seed, end_of_text and token_counts, passed to constructors that
+            have these parameters.
         max_steps: number of steps of the run; schedules must end by then.
         layer_reduce: sum or mean, the reduction over layers unless the strategy sets `over_layers`.
         trusted: True for the user's own config, which may name any class; False for the config of a run folder.

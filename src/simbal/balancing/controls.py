@@ -48,6 +48,7 @@ class HashRouting(Balancing):
         file: str | None = None,
         weights: str = "learned",
         token_counts: Callable[[], Tensor] | None = None,
+        vocab_size: int | None = None,
     ) -> None:
         """Select the experts of each token id and their weights.
 
@@ -58,13 +59,15 @@ class HashRouting(Balancing):
             file: path of an .npy array of experts, (V, K) for all layers or (L, V, K), for table=file.
             weights: learned (by the router), or equal (the logits are multiplied by 0).
             token_counts: returns the number of training tokens of each id, (V,), for table=balanced.
+            vocab_size: V, to check that the table in `file` has all token ids.
 
         Raises:
             UserError: an argument has an invalid value, or `file` is missing or not such an array.
         """
         super().__init__()
         self.seed, self.table = seed, check_choice("table", table, ("random", "round_robin", "balanced", "file"))
-        self.token_counts, self._tables = token_counts, dict[int, Tensor]()  # (V, K) by layer
+        self.token_counts, self.vocab_size = token_counts, vocab_size
+        self._balanced = dict[int, Tensor]()  # (V, K) by layer
         if (table == "file") != (file is not None):
             raise UserError(f"file={file} must be set with table=file, and only then (got table={table})")
         rule = {
@@ -73,7 +76,8 @@ class HashRouting(Balancing):
             "balanced": "by a table of token ids with equal loads in the training text",
         }
         if file is not None:
-            self.experts_LVK, digest = read_experts(Path(file))
+            experts_LVK, digest = read_experts(Path(file))
+            self.experts_LVK = nn.Buffer(experts_LVK)  # in checkpoints: the file may change
             rule["file"] = f"by the table with sha256 {digest}"
         if check_choice("weights", weights, ("learned", "equal")) == "equal":
             self.adjust_logits = equal_logits  # type: ignore[method-assign]
@@ -82,32 +86,31 @@ class HashRouting(Balancing):
     def prepare(self, routers: Sequence[Router]) -> None:
         """Raise `UserError` if the table does not fit the routers."""
         for layer, router in enumerate(routers):
-            self._experts(layer, len(router.weight_ED), router.top_k)
+            if self.table == "file":
+                self._check_file(layer, len(router.weight_ED), router.top_k)
+            elif self.table == "balanced":
+                self._balanced_table(layer, len(router.weight_ED), router.top_k)
 
     def choice_scores(self, candidates: Candidates) -> Tensor:
         """Return scores, (N, E), that depend on the token id: random numbers, or 1 for the experts in the table."""
         ids_N, num_experts = candidates.tokens_BS.flatten(), candidates.probs_NE.shape[1]
-        table_VK = self._experts(candidates.layer, num_experts, candidates.top_k)
         if self.table == "random":
             return uniform_numbers(ids_N, num_experts, self.seed, candidates.layer)
         if self.table == "round_robin":
             first_N1 = ids_N[:, None] * candidates.top_k
             experts_NK = (first_N1 + torch.arange(candidates.top_k, device=ids_N.device)) % num_experts
-        else:
-            self._tables[candidates.layer] = table_VK = table_VK.to(ids_N.device)
+        elif self.table == "balanced":
+            table_VK = self._balanced_table(candidates.layer, num_experts, candidates.top_k).to(ids_N.device)
+            self._balanced[candidates.layer] = table_VK
             experts_NK = table_VK[ids_N]
+        else:
+            experts_NK = self._file_table(candidates.layer)[ids_N]
         return torch.zeros(len(ids_N), num_experts, device=ids_N.device).scatter(1, experts_NK, 1.0)
 
-    def _experts(self, layer: int, num_experts: int, top_k: int) -> Tensor:
-        """Return the experts of each token id in a layer, (V, K); empty if they are not in a table."""
-        if self.table not in ("balanced", "file"):
-            return torch.empty(0)
-        if layer not in self._tables:
-            make = self._balanced if self.table == "balanced" else self._from_file
-            self._tables[layer] = make(layer, num_experts, top_k)
-        return self._tables[layer]
-
-    def _balanced(self, layer: int, num_experts: int, top_k: int) -> Tensor:
+    def _balanced_table(self, layer: int, num_experts: int, top_k: int) -> Tensor:
+        """Return the balanced experts of each token id in a layer, (V, K)."""
+        if layer in self._balanced:
+            return self._balanced[layer]
         if self.token_counts is None:
             raise UserError("table=balanced needs token_counts, a function that returns the tokens of each id")
         counts_V, first = self.token_counts().clamp(min=1), torch.zeros(1, dtype=torch.int64)
@@ -115,12 +118,19 @@ class HashRouting(Balancing):
         ids_V = random_V.argsort()
         ids_V = ids_V[counts_V[ids_V].argsort(descending=True, stable=True)]  # equal counts in random order
         experts_E = uniform_numbers(first, num_experts, self.seed, layer)[0].argsort()
-        return balanced_table(counts_V, ids_V, experts_E, top_k)
+        self._balanced[layer] = balanced_table(counts_V, ids_V, experts_E, top_k)
+        return self._balanced[layer]
 
-    def _from_file(self, layer: int, num_experts: int, top_k: int) -> Tensor:
+    def _file_table(self, layer: int) -> Tensor:
+        """Return the experts of each token id in a layer, (V, K), from the file."""
+        return self.experts_LVK[layer if len(self.experts_LVK) > 1 else 0]
+
+    def _check_file(self, layer: int, num_experts: int, top_k: int) -> None:
         if layer >= len(self.experts_LVK) and len(self.experts_LVK) > 1:
             raise UserError(f"file has experts for {len(self.experts_LVK)} layers, fewer than the model")
-        table_VK = self.experts_LVK[layer if len(self.experts_LVK) > 1 else 0]
+        table_VK = self._file_table(layer)
+        if self.vocab_size and len(table_VK) < self.vocab_size:
+            raise UserError(f"file has experts for {len(table_VK)} token ids, fewer than {self.vocab_size}")
         sorted_VK = table_VK.sort(1).values
         different = bool((sorted_VK.diff(dim=1) > 0).all())
         if table_VK.shape[1] != top_k or not different or sorted_VK.min() < 0 or sorted_VK.max() >= num_experts:
@@ -128,7 +138,6 @@ class HashRouting(Balancing):
                 f"file must have {top_k} different experts from 0 to {num_experts - 1} for each token id, because "
                 f"model.top_k={top_k} and model.num_experts={num_experts}"
             )
-        return table_VK
 
 
 def balanced_table(counts_V: Tensor, ids_V: Tensor, experts_E: Tensor, top_k: int) -> Tensor:

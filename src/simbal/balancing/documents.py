@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from simbal.balancing.base import Balancing, FinishedStep, Properties
 from simbal.balancing.controls import splitmix64, uniform_numbers
 from simbal.config.values import check_integer
+from simbal.errors import UserError
 from simbal.model.router import Candidates, Router
 
 
@@ -30,7 +31,7 @@ class DocumentPool(Balancing):
 
     def __init__(
         self,
-        end_of_text: int = 0,
+        end_of_text: int | None = None,
         seed: int = 0,
         min_pool: int | None = None,
         max_pool: int | None = None,
@@ -39,7 +40,7 @@ class DocumentPool(Balancing):
         """Set the sizes of the pools.
 
         Args:
-            end_of_text: id of the last token of a document.
+            end_of_text: id of the last token of a document, required.
             seed: seed of the pool sizes.
             min_pool: smallest pool; None: K.
             max_pool: largest pool; None: all experts.
@@ -55,7 +56,9 @@ class DocumentPool(Balancing):
         )
 
     def prepare(self, routers: Sequence[Router]) -> None:
-        """Raise `UserError` if a pool is larger than the number of experts, or smaller than K."""
+        """Raise `UserError` without `end_of_text`, or if a pool has fewer than K experts or more than all."""
+        if self.end_of_text is None:
+            raise UserError("DocumentPool needs end_of_text, the id of the token that ends a document")
         for router in routers:
             num_experts = len(router.weight_ED)
             smallest, largest, evaluated = self._sizes(num_experts, router.top_k)
@@ -69,10 +72,15 @@ class DocumentPool(Balancing):
         largest = num_experts if self.max_pool is None else self.max_pool
         return smallest, largest, (smallest + largest) // 2 if self.eval_pool is None else self.eval_pool
 
+    def choosable(self, num_experts: int, top_k: int) -> int:
+        """Return the size of the pool in evaluation."""
+        return self._sizes(num_experts, top_k)[2]
+
     def choice_scores(self, candidates: Candidates) -> Tensor:
         """Return the logits, (N, E), with -inf outside of the pool."""
         logits_NE, tokens_BS = candidates.logits_NE, candidates.tokens_BS
         smallest, largest, evaluated = self._sizes(logits_NE.shape[1], candidates.top_k)
+        assert self.end_of_text is not None
         first_BS, last_BS = document_ends(tokens_BS, self.end_of_text)
         position_S = torch.arange(tokens_BS.shape[1], device=tokens_BS.device)
         until_BS = last_BS if self.training else position_S.expand_as(last_BS)

@@ -30,6 +30,7 @@ class StepInProgress:
         self.micro_batches = 0
         self.counts_LE: Tensor | None = None  # tokens per expert; None without micro-batches or layers
         self._measured: dict[str, Tensor] = {}  # (L, ...) by strategy
+        self._summed: dict[str, Tensor] | None = None  # the same over ranks, until the next `add`
 
     @contextmanager
     def counting_pass(self) -> Iterator[Self]:
@@ -41,7 +42,7 @@ class StepInProgress:
 
     def add(self, routings: Sequence[Routing]) -> None:
         """Count one micro-batch with one routing per layer."""
-        self.micro_batches += 1
+        self.micro_batches, self._summed = self.micro_batches + 1, None
         for name, measured_LE in self.strategies.measure(routings).items():
             self._measured[name] = self._measured[name] + measured_LE if name in self._measured else measured_LE
         if routings:
@@ -50,7 +51,9 @@ class StepInProgress:
 
     def measured(self) -> dict[str, Tensor]:
         """Return each strategy's measurement so far, (L, ...), summed over micro-batches and ranks."""
-        return {name: sum_over_ranks(measured_LE) for name, measured_LE in self._measured.items()}
+        if self._summed is None:
+            self._summed = {name: sum_over_ranks(measured_LE) for name, measured_LE in self._measured.items()}
+        return self._summed
 
     def losses(self, routings: Sequence[Routing], step: int) -> dict[str, Tensor]:
         """Return each strategy's loss term, a scalar, for the last added micro-batch in optimizer step `step`.

@@ -78,13 +78,10 @@ class QuantileBalancing(Balancing):
         """Create the bias with one value per layer and expert.
 
         Raises:
-            UserError: every expert is always chosen, the bias was created for another model, or the scores of these
-                routers do not fit in the histogram.
+            UserError: every expert is always chosen, or the bias was created for another model.
         """
         require_unused_experts(routers)
         self.bias_LE = sized_for(routers, self.bias_LE)
-        for router in routers if self.histogram else ():
-            check_choice("estimator=histogram needs a gating with scores from 0 to 1: router", router.gating, UP_TO_1)
 
     def choice_scores(self, candidates: Candidates) -> Tensor:
         """Return gated scores minus the layer's bias, (N, E)."""

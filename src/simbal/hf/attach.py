@@ -216,8 +216,9 @@ class Attachment:
             raise UserError("step() without a forward pass in training mode with gradients: call model.train()")
         if self._model_bias:
             self._model_bias.read()
-        with torch.no_grad():
-            weights = [router.weight_ED for router in self.routers]
+        with torch.no_grad():  # a gathered weight requires no gradient, which a strategy's `update` may need
+            found = [(router.parameter_ED, router.weight_ED) for router in self.routers]
+            weights = [weight if weight is own else nn.Parameter(weight) for own, weight in found]
         self._step.finish(weights, lr or 0.0, self.steps)
         for router, weight_ED in zip(self.routers, weights, strict=True):
             if weight_ED is not router.parameter_ED:

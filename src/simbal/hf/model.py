@@ -83,8 +83,13 @@ class HFModel(Subject):
         self.precisions, self.known_routers, self._router_error = precisions, routers, router_error
         self.backend, self._load_variant = backend, load_variant
         self.bytes_of_token_V = torch.from_numpy(text.byte_len.astype("int64")).to(device) if text.knows_bytes else None
-        self.groups = routers[0].rule.groups if routers else None
         self.hooks = Hooks(find_backbone(model, routers), routers) if routers else None
+
+    @property
+    def choosable(self) -> int:
+        """The number of experts that a token can choose from, those of its best groups."""
+        groups = self.routers[0].rule.groups if self.routers else None
+        return self.num_experts * groups.chosen // groups.count if groups else self.num_experts
 
     @property
     def steering(self) -> Steering:

@@ -92,6 +92,8 @@ class _ChunkedHead(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dloss: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():  # the saved gradient would count as a constant
+            raise RuntimeError("head_loss has no second derivative: use F.cross_entropy with create_graph=True")
         dx_ND, dweight_VD = ctx.saved_tensors
         return _scaled(dx_ND, dloss), _scaled(dweight_VD, dloss), None, None, None, None
 

@@ -59,6 +59,7 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, dy_MJ: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x_MI, weight_JI = ctx.saved_tensors
         needs_dx, needs_dweight = ctx.needs_input_grad
-        dx = _linear(dy_MJ, weight_JI.T) if needs_dx else None
-        dweight = _linear(dy_MJ.flatten(0, -2).T, x_MI.flatten(0, -2).T) if needs_dweight else None
+        product: Any = _Linear.apply  # has a second derivative
+        dx = product(dy_MJ, weight_JI.T) if needs_dx else None
+        dweight = product(dy_MJ.flatten(0, -2).T, x_MI.flatten(0, -2).T) if needs_dweight else None
         return dx, dweight

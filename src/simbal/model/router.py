@@ -157,7 +157,7 @@ class Steering(Protocol):
 
 
 class SteeringWrapper(Steering):
-    """Delegates to another steering, `strategy`; subclasses override single methods."""
+    """Delegates to another steering, `strategy`; subclasses override `logits` or `choice_scores`."""
 
     strategy: Steering
 
@@ -165,23 +165,9 @@ class SteeringWrapper(Steering):
         """Return the strategy of one layer."""
         return self.strategy.at(layer)
 
-    @property
-    def ragged(self) -> bool:
-        """Whether the strategy's choice is ragged."""
-        return self.strategy.ragged
-
-    @property
-    def drops(self) -> bool:
-        """Whether the strategy drops experts."""
-        return self.strategy.drops
-
     def logits(self, x_ND: Tensor, weight_ED: Tensor, layer: int) -> Tensor:
         """Return the strategy's logits, (N, E)."""
         return self.strategy.logits(x_ND, weight_ED, layer)
-
-    def adjust_logits(self, logits_NE: Tensor) -> Tensor:
-        """Return the logits, (N, E), after the strategy's adjustment."""
-        return self.strategy.adjust_logits(logits_NE)
 
     def choice_scores(self, candidates: Candidates) -> Tensor:
         """Return the strategy's scores, (N, E)."""

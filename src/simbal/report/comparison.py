@@ -102,7 +102,7 @@ def rows_of_pairs(
 
 def compare_pairs(
     pairs: Sequence[Pair], metrics: Sequence[Metric], margin: float | None, all_pairs: bool = False,
-    alpha: float = ALPHA,
+    alpha: float = ALPHA, documents: bool = True,
 ) -> list[dict[str, Difference]]:  # fmt: skip
     """Return the differences of each pair by metric key; none for a pair that shares no seed.
 
@@ -112,6 +112,7 @@ def compare_pairs(
         margin: margin of equivalence in nats per token, for losses.
         all_pairs: `pairs` are all pairs of arms.
         alpha: error rate of all intervals of a metric together.
+        documents: whether to add the intervals over documents, which take longest.
     """
     found: list[dict[str, Difference]] = [{} for _ in pairs]
     for metric in metrics:
@@ -119,7 +120,9 @@ def compare_pairs(
             for place, difference in enumerate(_compare_metric(pairs, metric, margin, all_pairs, alpha)):
                 if difference:
                     found[place][metric.key] = difference
-    _resample_documents(pairs, found, [metric.key for metric in metrics if metric.margin and metric.where == "val/"])
+    if documents:
+        keys = [metric.key for metric in metrics if metric.margin and metric.where == "val/"]
+        _resample_documents(pairs, found, keys)
     return found
 
 
@@ -170,7 +173,7 @@ def _compare_metric(
             difference = replace(
                 difference, mean=interval.mean, low=interval.mean - interval.half, high=interval.mean + interval.half,
                 error=interval.error, degrees=interval.degrees, p=interval.p, detectable=interval.detectable,
-                pooled=interval.pooled,
+                pooled=interval.pooled, largest=interval.largest,
             )  # fmt: skip
         if difference and (decides := deciding.get(place)):
             low, high = decides.mean - decides.half, decides.mean + decides.half

@@ -57,7 +57,8 @@ def explanations(table: Table) -> list[str]:
             f"equivalent if the interval of a loss lies within ±{margin:g} nats per token, or of a perplexity within "
             f"{relative(margin):.1%} (equivalence_margin)"
         )
-    method = "all pairs (Tukey)" if table.pairs else "comparisons (Dunnett)"
+    of_pairs = any(one.largest and one.largest.kind == "pairs" for one in compared)
+    method = "pairs (Tukey)" if of_pairs else "comparisons (Dunnett)"
     measured, ratios = any(one.pooled is not None for one in compared), any(one.scale == "ln" for one in compared)
     baselines = {id(row.other) for row in table.compared}
     arms = "arms" if table.pairs or len(baselines) < 2 else "arms with the same baseline"
@@ -124,7 +125,7 @@ def about_controls(arms: Sequence[Arm], metrics: Sequence[Metric]) -> list[str]:
     for control in controls if metric else []:
         assert metric
         rivals = [arm for arm in learned if arm.setting == control.setting] or learned
-        compared = compare_pairs([(control, rival) for rival in rivals], [metric], None)
+        compared = compare_pairs([(control, rival) for rival in rivals], [metric], None, documents=False)
         words = [differences[metric.key].conclusion if differences else UNRESOLVED for differences in compared]
         if unbeaten := [rival.name for rival, word in zip(rivals, words, strict=True) if "worse" not in word]:
             notes.append(

@@ -13,7 +13,7 @@ from simbal.report.arms import seed_ranges, short_columns
 from simbal.report.collect import Run
 from simbal.report.columns import ABSENT, Cell, interval_cell, number_cell
 from simbal.report.comparison import Row
-from simbal.report.largest_t import ALPHA, LargestT
+from simbal.report.largest_t import ALPHA
 from simbal.report.simultaneous import POWER, Interval, seeds_to_equate, seeds_to_resolve
 from simbal.report.statistics import UNRESOLVED, Difference, Summary, relative
 from simbal.report.table import Table
@@ -246,24 +246,17 @@ def power(table: Table) -> Section:
     rows = []
     for row, metric in compared_metrics(table):
         difference = row.differences[metric.key]
-        if not metric.margin or difference.error is None or difference.degrees is None or row.other is None:
+        error, degrees, largest = difference.error, difference.degrees, difference.largest
+        if not metric.margin or error is None or degrees is None or largest is None or row.other is None:
             continue
-        others = [one.other for one in table.compared if (found := one.differences.get(metric.key)) and found.error]
-        count = sum(other is row.other for other in others)
-        if not difference.pooled:
-            largest = LargestT(len(others), "separate")
-        elif table.pairs:
-            largest = LargestT(len(table.rows), "pairs")
-        else:
-            largest = LargestT(count, share=count / len(others))
-        interval = Interval(difference.mean, difference.error, difference.degrees, largest, ALPHA)
+        interval = Interval(difference.mean, error, degrees, largest, ALPHA)
         hours = sum(fmean(run.result["seconds"] for run in arm.runs) / 3600 for arm in (row.arm, row.other))
         resolve = max(0, seeds_to_resolve(interval, difference.pairs, margin) - difference.pairs)
         equate = max(0, seeds_to_equate(interval, difference.pairs, margin) - difference.pairs)
         cells = {
             "arm": Cell(comparison_name(table, row)),
             "metric": Cell(metric.heading),
-            "noise in nats": number_cell("{:.4f}", difference.error * sqrt(difference.pairs)),
+            "noise in nats": number_cell("{:.4f}", error * sqrt(difference.pairs)),
             "pairs": number_cell("{}", difference.pairs),
             "more to detect": Cell(f"{resolve:,}", resolve, f"({resolve * hours:,.1f} h)"),
             "more for equivalence": Cell(f"{equate:,}", equate, f"({equate * hours:,.1f} h)"),

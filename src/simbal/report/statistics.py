@@ -10,6 +10,7 @@ from statistics import fmean, stdev
 from typing import Literal
 
 from simbal.report.bootstrap import CONFIDENCE, OverDocuments
+from simbal.report.largest_t import LargestT
 
 ROUNDING = 1e-12  # relative to the largest value: smaller differences are rounding errors
 Scale = Literal["difference", "ln"]  # ln: differences of natural logarithms, so that exp of one is a ratio
@@ -55,6 +56,7 @@ class Difference:
     degrees: float | None = None  # degrees of freedom of the error
     p: float | None = None  # adjusted for the number of comparisons, like the interval
     detectable: float | None = None  # the true difference that is detected with 80% power
+    largest: LargestT | None = None  # gives the critical value of the interval
     pooled: bool | None = None  # whether its noise comes from all arms with the same baseline
     conclusion: str = UNRESOLVED
     over_documents: OverDocuments | None = None  # of a loss, or of the logarithm of a perplexity

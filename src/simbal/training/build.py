@@ -118,6 +118,7 @@ def build_strategies(spec: RunSpec, shape: TransformerShape, store: Store | None
         "num_layers": shape.num_layers,
         "num_experts": shape.num_experts,
         "seed": spec.config.seed,
+        "vocab_size": shape.vocab_size,
         "end_of_text": store.meta["eot"] if store else 0,
         "token_counts": lambda: (
             torch.from_numpy(store.token_counts()) if store else torch.ones(shape.vocab_size).long()

@@ -147,18 +147,24 @@ class LitMoE(L.LightningModule):
     def aux_gradient(self, routings: Sequence[Routing], tokens_BS: Tensor) -> list[Tensor]:
         """Return the gradient (L, E, D) of one micro-batch's auxiliary losses with respect to the router weights.
 
-        The hidden states that enter the routers are held fixed. The list is empty if no router is trained.
+        The hidden states that enter the routers are held fixed. Routers that are not trained have the gradient 0; the
+        list is empty if the losses depend on no trained router.
         """
-        if not all(routing.router_weight_ED.requires_grad for routing in routings):
+        weights_ED = [routing.router_weight_ED for routing in routings]  # full even with FSDP
+        weights = [weight.detach().requires_grad_(weight.requires_grad) for weight in weights_ED]
+        trained = [weight for weight in weights if weight.requires_grad]
+        if not trained:
             return []
-        weights = [routing.router_weight_ED.detach().requires_grad_() for routing in routings]  # full even with FSDP
         rerouted = [
             replace(router.route(routing.x_ND, weight_ED, tokens_BS, self.balancing), experts=routing.experts)
             for router, routing, weight_ED in zip(self.model.routers, routings, weights, strict=True)
             if routing.x_ND is not None
         ]
-        losses = torch.stack([*self.balancing_step.losses(rerouted, self.global_step).values()])
-        return [torch.stack(torch.autograd.grad(losses.sum(), weights, materialize_grads=True))]
+        loss = torch.stack([*self.balancing_step.losses(rerouted, self.global_step).values()]).sum()
+        if not loss.requires_grad:
+            return []
+        gradients = iter(torch.autograd.grad(loss, trained, materialize_grads=True))
+        return [torch.stack([next(gradients) if w.requires_grad else torch.zeros_like(w) for w in weights])]
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """Run the optimizer once for all micro-batches, and finish the step before callbacks save a checkpoint."""

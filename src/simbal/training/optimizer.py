@@ -57,21 +57,21 @@ def kind_of(model: Any, name: str, parameter: nn.Parameter, optim: OptimConfig, 
     weight decay would shrink to 0. Muon updates no parametrization.
 
     muP assumes that d_expert grows with d_model. AdamW's learning rate is proportional to 1 / width for a matrix whose
-    input grows with the width, so not for the embedding, gains, biases and a `Mixture`. Muon's is proportional to
-    1 / sqrt(width), and for a router, with its fixed number of outputs, to 1 / width. Epsilon follows the gradient,
-    which is proportional to 1 / width except for head and router.
+    input grows with the width, so not for the embedding, token tables, gains, biases and a `Mixture`. Muon's is
+    proportional to 1 / sqrt(width), and for a router, with its fixed number of outputs, to 1 / width. Epsilon follows
+    the gradient, which is proportional to 1 / width except for head and router.
     """
     path = name.split(".")
     is_matrix, is_router = parameter.ndim > 1 and path[-1] not in BIASES, "router" in path
-    is_plain = "parametrizations" not in path
+    is_plain, is_lookup = "parametrizations" not in path, not {"embedding", "token_table"}.isdisjoint(path)
     is_mixture = not is_plain and isinstance(model.get_submodule(".".join([*path[:-1], "0"])), Mixture)
     decays = is_matrix and (optim.decay_router or not is_router) and (is_plain or is_mixture)
     eps_scale = 1.0 if is_router or path[-1] == "head_VD" else width_ratio
-    by_muon = optim.algorithm == "muon" and is_matrix and is_plain and "blocks" in path
+    by_muon = optim.algorithm == "muon" and is_matrix and is_plain and "blocks" in path and not is_lookup
     if by_muon and (optim.muon_router or not is_router):
         rows = tuple(model.get_submodule(".".join(path[:-2])).widths) if "qkv" in path else None
         return Kind(decays, width_ratio if is_router else math.sqrt(width_ratio), eps_scale, True, rows)
-    scaled = is_matrix and "embedding" not in path and not is_mixture
+    scaled = is_matrix and not is_lookup and not is_mixture
     return Kind(decays, width_ratio if scaled else 1.0, eps_scale)
 
 
@@ -86,7 +86,7 @@ def parameter_groups(model: Any, optim: OptimConfig) -> list[dict[str, Any]]:
     The first group includes the embedding and has the learning rate `optim.lr`. lr * weight_decay does not depend on
     the width, as in microsoft/mup.
     """
-    ratio = mup_width_ratio(optim, model.shape.d_model) if optim.mup else 1.0
+    ratio = mup_width_ratio(optim, model.shape.d_model)
     kinds: dict[Kind, list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:

@@ -41,6 +41,7 @@ class Tracker(Callback):
         self.logger: Any = None  # while the tracker is open
         self.pending: list[dict[str, Any]] = []  # rows not yet sent
         self.num_saved = 0  # number of pending rows that a checkpoint covers
+        self.repeated = 0  # number of following rows that an earlier attempt has sent
         self.warnings: list[str] = []
 
     def open(self, step: int) -> None:
@@ -60,6 +61,7 @@ class Tracker(Callback):
             self.pending = [row for row in rows if row["step"] >= (purge_step or 0)]
         else:
             self.pending = rows[self.sent["rows"] :]
+            self.repeated = max(0, self.sent["rows"] - len(rows))  # of a checkpoint that was damaged since
             self.logger = (open_mlflow if self.kind == "mlflow" else open_wandb)(self.spec, self.sent)
             write_json(self.sent_file, self.sent)  # if the run crashes now, it resumes under the same id
             with self.tolerate_errors():
@@ -68,7 +70,9 @@ class Tracker(Callback):
 
     def add_row(self, row: dict[str, Any]) -> None:
         """Take a new row of metrics.jsonl."""
-        if self.logger is not None:
+        if self.repeated:
+            self.repeated -= 1
+        elif self.logger is not None:
             self.pending.append(row)
             if self.kind == "tensorboard":
                 self._send(1)
