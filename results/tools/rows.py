@@ -104,7 +104,7 @@ def check_json(rows: dict[str, Row], table: dict[str, Any]) -> list[str]:
                 for run in row.arm.runs
             ],
             "summaries": {key: asdict(summary) if summary else None for key, summary in row.summaries.items()},
-            "differences": {key: asdict(difference) for key, difference in row.differences.items()},
+            "differences": {key: difference.numbers() for key, difference in row.differences.items()},
             "tokens_to_loss": _tokens_to_loss(row.arm.values(SHARE)),
         }
         for row in rows.values()

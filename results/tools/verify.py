@@ -4,7 +4,6 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterable
-from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -66,7 +65,7 @@ def rewrite(folder: Path) -> None:
     file = folder / "table.json"
     arms, table = read_rows(folder), read_table(folder)
     for row, kept in zip(recompute(arms, table).values(), table["arms"], strict=True):
-        kept["differences"] = {key: asdict(difference) for key, difference in row.differences.items()}
+        kept["differences"] = {key: difference.numbers() for key, difference in row.differences.items()}
     file.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
     parts = [f"# {escape(table['name'])}"]
     for part in sections_of(arms, table):

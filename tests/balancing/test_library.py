@@ -53,7 +53,9 @@ def test_defaults_of_the_constructor_equal_the_config(name):
     keys = registered()[name]
     parameters = inspect.signature(get_class(keys["_target_"])).parameters.values()
     defaults = {p.name: p.default for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD}
-    facts = {"num_layers": 0, "num_experts": 0, "seed": 0, "end_of_text": 0, "token_counts": None}
+    facts = {"num_layers": 0, "num_experts": 0, "seed": 0} | dict.fromkeys(
+        ("vocab_size", "end_of_text", "token_counts")
+    )
     config = {key: value for key, value in keys.items() if key not in ("_target_", "schedule")}
     assert defaults == config | {key: value for key, value in facts.items() if key in defaults}
 

@@ -298,10 +298,7 @@ def _arm_json(row: Row, metrics: Sequence[Metric]) -> dict[str, Any]:
 
 
 def _differences_json(row: Row) -> dict[str, Any]:
-    return {
-        key: {name: value for name, value in asdict(difference).items() if name != "largest"}
-        for key, difference in row.differences.items()
-    }
+    return {key: difference.numbers() for key, difference in row.differences.items()}
 
 
 def _label_texts(label: Mapping[str, Cell]) -> dict[str, Any]:

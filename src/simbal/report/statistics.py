@@ -4,10 +4,10 @@ The intervals and words of a table come from `simbal.report.simultaneous`.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import expm1, hypot, inf, isfinite, log, sqrt
 from statistics import fmean, stdev
-from typing import Literal
+from typing import Any, Literal
 
 from simbal.report.bootstrap import CONFIDENCE, OverDocuments
 from simbal.report.largest_t import LargestT
@@ -60,6 +60,10 @@ class Difference:
     pooled: bool | None = None  # whether its noise comes from all arms with the same baseline
     conclusion: str = UNRESOLVED
     over_documents: OverDocuments | None = None  # of a loss, or of the logarithm of a perplexity
+
+    def numbers(self) -> dict[str, Any]:
+        """Return the entry of table.json: all fields but `largest`."""
+        return {name: value for name, value in asdict(self).items() if name != "largest"}
 
 
 def summarize(values: Sequence[float]) -> Summary | None:

@@ -86,7 +86,7 @@ def parameter_groups(model: Any, optim: OptimConfig) -> list[dict[str, Any]]:
     The first group includes the embedding and has the learning rate `optim.lr`. lr * weight_decay does not depend on
     the width, as in microsoft/mup.
     """
-    ratio = mup_width_ratio(optim, model.shape.d_model)
+    ratio = mup_width_ratio(optim, model.shape.d_model) if optim.mup else 1.0
     kinds: dict[Kind, list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
