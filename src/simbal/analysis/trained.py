@@ -27,7 +27,7 @@ from simbal.errors import UserError
 from simbal.model.expert_similarity import ExpertSimilarity, record_similarity
 from simbal.model.head import head_loss
 from simbal.model.router import Router, Steering
-from simbal.runs.folder import RunFolder
+from simbal.runs.folder import RunFolder, is_run, runs_in
 from simbal.runs.spec import RunSpec
 from simbal.training.build import build_module, resolve_device, resolve_precision
 from simbal.training.checkpoint import DamagedCheckpointError, read
@@ -235,7 +235,7 @@ def find_store(path: Path, data: DataConfig, tokens: str, places: DataPlaces) ->
 def read_finished_run(path: Path) -> tuple[RunSpec, dict[str, Any]]:
     """Return the config and the record of a run; `UserError` unless the run is finished."""
     folder = RunFolder(path)
-    if not (path / "config.yaml").exists():
+    if not is_run(path):
         raise UserError(f"{path} is not a run: use outputs/<name>/<run>, or outputs/<name> for all runs in it")
     spec, record = folder.read_spec(), folder.read_record()
     if record is None or record["status"] != "finished" or record["config_hash"] != spec.hash:
@@ -263,12 +263,11 @@ def read_weights(file: Path, config_hash: str) -> dict[str, Tensor]:
 
 def find_runs(path: Path) -> list[Path]:
     """Return the folders of a run or of all finished runs of outputs/<name>; `UserError` if there are none."""
-    if (path / "config.yaml").exists():
+    if is_run(path):
         return [path]
     if not path.is_dir():
         raise UserError(f"folder {path} does not exist: set run=outputs/<name>/<run>, or run=outputs/<name>")
-    folders = [folder for folder in sorted(path.iterdir()) if (folder / "config.yaml").exists()]
-    finished = [folder for folder in folders if (RunFolder(folder).valid_record() or {}).get("status") == "finished"]
+    finished = [run for run in runs_in(path) if (RunFolder(run).valid_record() or {}).get("status") == "finished"]
     if not finished:
         raise UserError(f"{path} contains no finished run")
     return finished

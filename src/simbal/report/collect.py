@@ -13,7 +13,7 @@ from simbal.config.values import flatten
 from simbal.errors import UserError
 from simbal.metrics.definitions import NUMBERS, SPEED
 from simbal.runs.curves import DocumentSums, curve, document_sums, rows
-from simbal.runs.folder import DamagedRecordError, RunFolder, is_run
+from simbal.runs.folder import DamagedRecordError, RunFolder, runs_in
 from simbal.runs.spec import SWEEP_FILE, RunSpec
 
 KNOWN = {metric.name: metric.definition for metric in NUMBERS}  # for numbers that an analysis does not define
@@ -139,7 +139,7 @@ def collect(folder: Path) -> list[Run]:
             differ in data, number of steps or definitions.
     """
     _require_folder(folder)
-    paths = sorted(filter(is_run, folder.iterdir()), key=lambda path: path.name)
+    paths = runs_in(folder)
     if not paths:
         raise UserError(
             f"{folder} contains no runs: give the outputs/<name> that python train.py -m name=<name> writes"

@@ -20,7 +20,7 @@ from simbal.report.collect import Run, collect, last_sweep, measured_models
 from simbal.report.columns import choose_columns
 from simbal.report.render import print_section, show, write_tables
 from simbal.report.table import Table, build
-from simbal.runs.folder import is_run
+from simbal.runs.folder import runs_in
 
 
 class ReportKeys(BaseModel):
@@ -83,7 +83,7 @@ def read_table(folder: Path, **keys: Any) -> Table:
     """Return the table of the runs and models in `folder`; for keys and errors see `report`."""
     options = ReportKeys(**keys)
     models = measured_models(folder)
-    runs = collect(folder) if any(map(is_run, folder.iterdir())) or not models else []
+    runs = collect(folder) if runs_in(folder) or not models else []
     started = {run.path.name for run in runs}
     missing = {name: label for name, label in last_sweep(folder)[1].items() if name not in started}
     measured = [*(run for run in runs if run.finished), *models]

@@ -204,6 +204,11 @@ class _WithoutAliases(yaml.SafeDumper):
         return True
 
 
+def runs_in(folder: Path) -> list[Path]:
+    """Return the runs in outputs/<name>, sorted by name; none if there is no such folder."""
+    return sorted(filter(is_run, folder.glob("*")), key=lambda path: path.name)
+
+
 def run_folders(paths: Iterable[Path]) -> list[Path]:
     """Return the run folders among `paths`, and all run folders inside folders such as outputs/<name>, each once.
 
@@ -215,8 +220,7 @@ def run_folders(paths: Iterable[Path]) -> list[Path]:
     for path in paths:
         if not path.exists():
             raise UserError(f"there is no folder {path}")
-        runs = [path] if is_run(path) else sorted(child for child in path.glob("*") if is_run(child))
-        for run in runs:
+        for run in [path] if is_run(path) else runs_in(path):
             if run.is_symlink():
                 raise UserError(f"{run} is a symbolic link: use the folder that it points to")
             RunFolder(run).read_spec()  # another program's folder can contain a config.yaml too

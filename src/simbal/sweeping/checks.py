@@ -13,7 +13,7 @@ from simbal.errors import UserError
 from simbal.report.arms import group_runs, label_columns
 from simbal.report.collect import Run, collect
 from simbal.report.columns import choose_columns
-from simbal.runs.folder import RunFolder
+from simbal.runs.folder import RunFolder, runs_in
 from simbal.runs.spec import RunSpec
 from simbal.sweeping.composer import Job
 from simbal.sweeping.plan import plan
@@ -117,7 +117,7 @@ def check_baseline(jobs: Sequence[Job]) -> None:
 
 def finished_runs(folder: Path) -> list[Run]:
     """Return the finished runs in outputs/<name>, which may be missing or empty."""
-    return [run for run in collect(folder) if run.finished] if any(folder.glob("*/config.yaml")) else []
+    return [run for run in collect(folder) if run.finished] if runs_in(folder) else []
 
 
 def _data_key(job: Job) -> str:

@@ -35,7 +35,7 @@ from simbal.report.arms import label_columns, short_columns
 from simbal.report.report import report
 from simbal.runs.atomic import write_json, write_text
 from simbal.runs.curves import rows
-from simbal.runs.folder import PRUNE_FILE, RECORD_FILE, RunFolder
+from simbal.runs.folder import PRUNE_FILE, RECORD_FILE, RunFolder, runs_in
 from simbal.runs.record import error_of, is_number
 from simbal.runs.spec import RunSpec, result_keys
 from simbal.sweeping.checks import check_all_buildable, check_columns, check_one_table, prepare_launch
@@ -101,7 +101,7 @@ def run_searches(
             for search in searches:
                 print_trials(search, out)
             out.print(f"written: {folder / 'trials.csv'}", soft_wrap=True)
-    if any(folder.glob("*/config.yaml")):
+    if runs_in(folder):
         report(folder, baseline=config.baseline, columns=config.columns, save=True)
 
 
