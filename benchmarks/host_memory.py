@@ -70,7 +70,7 @@ def main() -> None:
         peak = measured([sys.executable, str(ROOT / "evaluate.py"), *asked], place)
         for name in ANALYSES:
             found = json.loads(Path(place, f"outputs/models/olmoe/analysis/{name}.json").read_text())
-            print(f"{name}: {found['seconds']:.1f} s in {found['precision']['analysed']}, {found['tokens']:,} tokens")
+            print(f"{name}: {found['seconds']:.1f} s in {found['precision']['analyzed']}, {found['tokens']:,} tokens")
         print(f"peak resident memory: {peak:.2f} GB")
 
 

@@ -71,7 +71,8 @@ class Study:
             found["effect"] = found["mean"] / found["sd"]
         for compared in (self.table["baseline"], baseline) if baseline else ():  # intervals as in the table
             row = self.compared(compared).get(name)
-            if row and row.other and row.other.name == baseline and (one := row.differences.get(key)) and one.low:
+            one = row.differences.get(key) if row and row.other and row.other.name == baseline else None
+            if one and one.low is not None:
                 ends = {"low": one.low, "high": one.high, "detectable": one.detectable}
                 return found | {"mean": one.mean, "conclusion": one.conclusion} | ends
         return found

@@ -70,7 +70,7 @@ MISTAKES = [
     ("report.py", ". colums=[ppl]", REFUSED, "colums", "columns"),
     ("evaluate.py", "analysis=qualty run=outputs/default", USAGE, "analysis", "quality"),
     ("evaluate.py", "analysis=quality run=outputs/default", REFUSED, "outputs/default", ""),
-    ("export.py", "run=outputs/default/RUN", REFUSED, "to", ""),
+    ("export.py", "run=outputs/default/RUN", REFUSED, "to=", ""),
     # Hydra's grammar, flags and interpolation
     ("train.py", "--seed 1", USAGE, "--seed", "seed="),
     ("train.py", "--learning-rate=1", USAGE, "--learning-rate", "optim.lr"),

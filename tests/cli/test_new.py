@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -51,6 +52,13 @@ def test_name_that_cannot_be_a_new_package_is_refused(tmp_path, name):
     (tmp_path / "taken/file").touch()
     with pytest.raises(UserError, match=name):
         write_project(tmp_path / name)
+
+
+def test_the_current_folder_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path / "mine")
+    with pytest.raises(UserError, match="is the current folder: run `simbal new mine`"):
+        write_project(Path())
 
 
 def test_strategy_of_a_project_trains(project, tmp_path, cache_dir):

@@ -123,6 +123,16 @@ def test_any_text_is_recovered_from_the_store(load_keys, tmp_path_factory, texts
     assert decode(store, "validation") == ["held out"]
 
 
+def test_documents_of_the_validation_split_that_are_also_in_train_are_counted(keys, jsonl):
+    texts = [f"{name} has a text of its own, " * 40 for name in ("first", "second", "third")]
+    files = {"files": str(jsonl(texts[:2], "a.jsonl")), "validation_files": str(jsonl(texts[1:], "b.jsonl"))}
+    store = prepare(keys("files", vocab_size=300, **files), progress=False)
+    overlap = store.meta["validation_overlap"]
+    assert (overlap["documents"], overlap["validation_documents"]) == (1, 2)
+    assert 0 < overlap["windows"] < overlap["validation_windows"]
+    assert "validation overlap: 1 of 2 documents" in store.summary()
+
+
 def test_documents_are_held_out_by_their_own_hash(keys, jsonl):
     texts = [f"document {number}" for number in range(400)]
     stores = [
@@ -134,6 +144,7 @@ def test_documents_are_held_out_by_their_own_hash(keys, jsonl):
     )
     assert 60 < len(held_out) < 140
     assert held_out | train == set(texts)
+    assert not held_out & train
     assert fewer < held_out
 
 
@@ -152,6 +163,14 @@ def test_names_without_text_are_refused(keys, jsonl, tmp_path, files, message):
     names = [name.replace("{tmp}", str(tmp_path)) for name in ([files] if isinstance(files, str) else files)]
     with pytest.raises(UserError, match=message):
         prepare(keys("files", files=names), progress=False)
+
+
+def test_a_missing_validation_file_is_reported_under_its_key(keys, jsonl, shards):
+    file = jsonl(["a text"], "a.jsonl")
+    with pytest.raises(UserError, match="data.validation_files: no file matches nowhere"):
+        prepare(keys("files", files=str(file), validation_files="nowhere.txt"), progress=False)
+    with pytest.raises(UserError, match="data.location: no file matches"):
+        prepare(shards(first_shard=7), progress=False)
 
 
 def test_files_of_any_name_are_prepared_and_found_again(keys, tmp_path):
@@ -185,8 +204,9 @@ def test_dclm_names_its_shards_and_its_identity_needs_no_network(keys, shards):
     assert source.inputs() == [f"{start}{number}.jsonl.zst" for number in ("0000", "0001", "2827")]
     local = [open_source(shards(num_shards=n, validation_shard=v)).identity() for n, v in ((1, 3), (2, 3), (1, 4))]
     assert len({str(identity) for identity in [source.identity(), *local]}) == 4
-    with pytest.raises(UserError, match="must contain {shard}"):
-        open_source(keys("dclm", location="s3://bucket/a.jsonl"))
+    for name in ("a", "{shard:04d", "{shard}{x}"):
+        with pytest.raises(UserError, match="must contain {shard}.* no other braces"):
+            open_source(keys("dclm", location=f"s3://bucket/{name}.jsonl"))
 
 
 @pytest.mark.parametrize(

@@ -100,11 +100,13 @@ def test_a_changed_digit_of_table_md_is_found(copy, old, new):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[f"{page.parent.name}/{page.stem}" for page in PAGES])
-def test_every_changed_digit_of_a_marked_table_is_found(pages, page):
+def test_a_changed_digit_in_any_line_of_a_marked_table_is_found(pages, page):
     text, study = page.read_text(), page.parent.name
     tables = [range(table.end(1), table.start(4)) for table in MARKED.finditer(text)]
     assert tables
-    digits = [place for table in tables for place in table if text[place].isdigit()]
+    every_digit = [place for table in tables for place in table if text[place].isdigit()]
+    lines = {text.count("\n", 0, place): place for place in every_digit}
+    digits = [*lines.values()]  # the last one of each line, which takes a tenth of the time of all
     assert digits
     assert [
         text[place - 20 : place + 20] for place in digits if not pages.check(change_digit(text, place), study)

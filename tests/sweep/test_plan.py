@@ -47,6 +47,14 @@ def test_a_label_shows_an_added_key_without_its_plus_signs():
     assert [run["label"] for run in runs] == ["balancing.hash.first=1", "balancing.hash.first=2"]
 
 
+def test_an_arm_keeps_its_own_value_of_a_swept_key():
+    arms = 'hydra.sweeper.arms=["balancing=hash optim.lr=0.5","balancing=lbl"]'
+    runs = compose(["-m", arms, "+hydra.sweeper.params={optim.lr: 0.25, seed: 0-1}"])
+    assert [(run["flat"]["optim.lr"], run["flat"]["seed"]) for run in runs] == [
+        (0.5, 0), (0.5, 1), (0.25, 0), (0.25, 1)
+    ]  # fmt: skip
+
+
 def test_a_key_that_no_arm_has_is_named_with_its_option():
     jobs = [["balancing=simbal", "balancing.lf.center=true"], ["balancing=lbl", "balancing.lf.center=true"]]
     with pytest.raises(UserError, match="balancing.lf.center .*balancing=lf"):
@@ -91,6 +99,7 @@ def test_a_dry_run_starts_and_writes_nothing_and_estimates_the_time(app):
         ("data=files data.files=nowhere.txt", "nowhere.txt"),
         ("trainer.accelerator=cuda", "trainer.accelerator=cuda"),
         ("model.top_k=4 balancing=lbl,capacity model.num_experts=4", "model.top_k"),
+        ("balancing=lbl,simbal seed=0 until=decided", "at least two seeds"),
     ],
 )
 def test_a_dry_run_refuses_what_the_run_would_refuse(keys, named):

@@ -24,6 +24,7 @@ from simbal.training.optimizer import lr_factor, parameter_groups
 from simbal.training.run import train
 from simbal.training.validation import is_validated, next_validation
 from tests.balancing.cases import CASES
+from tests.composing import compose
 from tests.conftest import MARKOV, SMALL
 from tests.programs import run
 from tests.training.run_files import OTHER_HEADS, assert_same_run, rows, weights
@@ -97,6 +98,13 @@ OPTIM = OptimConfig(
 )
 def test_the_learning_rate_follows_the_paper(step, rate):
     assert 5e-4 * lr_factor(step, 2000, 19_000) == pytest.approx(rate)
+
+
+@pytest.mark.parametrize(("size", "lr"), [("m", 5e-4), ("l", 3e-4)])
+def test_the_presets_of_the_paper_have_its_optimizer(size, lr):
+    (run,) = compose([f"optim=paper_{size}", "trainer.max_steps=19000"])
+    expected = {"lr": lr, "warmup_steps": 2000, "weight_decay": 0.01, "betas": [0.9, 0.95], "schedule": "cosine"}
+    assert {key: run["flat"][f"optim.{key}"] for key in expected} == expected
 
 
 def test_weight_decay_excludes_norms_and_by_default_routers():

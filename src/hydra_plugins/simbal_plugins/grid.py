@@ -74,7 +74,7 @@ class GridSweeper(ArmSweeper):
     def sweep(self, arguments: list[str]) -> Sequence[JobReturn]:
         """Run the grid and print its table; exit with code 1 if a job fails or cannot start."""
         from simbal.sweeping import checks
-        from simbal.sweeping.looks import check_decidable
+        from simbal.sweeping.looks import check_decidable, seeds_of_looks
 
         assert self.config
         jobs = self._compose(arguments)
@@ -88,6 +88,7 @@ class GridSweeper(ArmSweeper):
             checks.check_strategies(jobs)
         if self.config.until == "decided":
             check_decidable(jobs)
+            seeds_of_looks(sorted({job.spec.config.seed for job in jobs}), self.config.max_seeds)
         if self.config.dry_run:
             self._print_forecast(jobs)
             return []
@@ -97,7 +98,8 @@ class GridSweeper(ArmSweeper):
             else:
                 returns = [*self._launch(jobs, jobs)]
         except KeyboardInterrupt:
-            _report([job for job in jobs if checks.finished_runs(job.spec.parent)])
+            with_results = {folder for folder in {job.spec.parent for job in jobs} if checks.finished_runs(folder)}
+            _report([job for job in jobs if job.spec.parent in with_results])
             raise
         _report(jobs)
         failed = sum(job_return.status == JobStatus.FAILED for job_return in returns)
@@ -109,10 +111,13 @@ class GridSweeper(ArmSweeper):
         """Compose and check the jobs, one per distinct run; `ConfigError` if one is invalid."""
         from simbal.sweeping.plan import assign_folders
 
-        params = [f"{key}={value}" for key, value in self.params.items()]
-        arms = [[*split_arm(arm), *params, *arguments] for arm in self.arms or [""]]
-        lines = [job for arm in arms for job in combinations(self.parse(arm))]
-        required = {override.key_or_group for override in self.parse([*params, *arguments])}
+        params = {key: f"{key}={value}" for key, value in self.params.items()}
+        lines = list[list[str]]()
+        for arm in map(split_arm, self.arms or [""]):
+            own = {override.key_or_group for override in self.parse(arm)}
+            others = [param for key, param in params.items() if key not in own]
+            lines += combinations(self.parse([*arm, *others, *arguments]))
+        required = {override.key_or_group for override in self.parse([*params.values(), *arguments])}
         jobs = [*map(self.composer.job, self.composer.drop_inapplicable(lines, required))]
         return [*{job.spec.path: job for job in assign_folders(jobs)}.values()]
 

@@ -30,11 +30,10 @@ from simbal.model.router import Router, Steering
 from simbal.runs.folder import RunFolder, is_run, runs_in
 from simbal.runs.spec import RunSpec
 from simbal.training.build import build_module, resolve_device, resolve_precision
-from simbal.training.checkpoint import DamagedCheckpointError, read
+from simbal.training.checkpoint import FINAL, DamagedCheckpointError, read
 from simbal.training.module import LitMoE
 
 TEXT_KEY = {"files": "files", "dclm": "location"}  # the key that holds the location of a source's text
-FINAL = "final.ckpt"
 DTYPES = {"float32": "32-true", "bfloat16": "bf16-mixed"}
 SAME_SHAPE = ("num_layers", "d_model", "num_experts", "top_k")  # keys of `model`
 

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from simbal.commands import format_command
-from simbal.errors import ConfigError, exit_codes, exit_on_user_error
+from simbal.errors import ConfigError, exit_on_user_error
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -48,7 +48,6 @@ def run(
 
     full_error = os.environ.get(FULL_ERROR)
     with ExitStack() as stack:
-        stack.enter_context(exit_codes())
         if full_error != "1":
             os.environ[FULL_ERROR] = "1"  # Hydra must raise its errors, so that they can be described
             stack.callback(os.environ.pop, FULL_ERROR)
@@ -66,7 +65,8 @@ def run(
         from simbal.config.options import CONF
 
         sys.argv[1:] = arguments
-        hydra.main(version_base="1.3", config_path=str(CONF), config_name=root)(exit_on_user_error()(main))()
+        task = main if full_error == "1" else exit_on_user_error()(main)
+        hydra.main(version_base="1.3", config_path=str(CONF), config_name=root)(task)()
 
 
 def hydra_arguments(argv: Sequence[str], root: str) -> "list[str] | RunSpec":

@@ -218,7 +218,10 @@ def _delete_runs(argv: list[str]) -> None:
             if not (sys.stdin.isatty() and sys.stdout.isatty()):
                 raise UserError(f"deleting {count} needs confirmation: add --yes")
             print(*(f"  {folder}" for folder in folders), sep="\n")
-            answer = input(f"Delete {count}, {decimal(sum(map(size_on_disk, folders)))}? [y/N] ")
+            try:
+                answer = input(f"Delete {count}, {decimal(sum(map(size_on_disk, folders)))}? [y/N] ")
+            except EOFError:  # Ctrl-D
+                answer = "n"
             if answer.strip().lower() not in ("y", "yes"):
                 raise UserError("no run was deleted")
         delete_runs(folders)

@@ -8,7 +8,7 @@ from importlib import import_module, metadata
 from typing import NamedTuple
 
 from simbal.commands import NAME, STARTED_BY_NAME
-from simbal.errors import BAD_USAGE
+from simbal.errors import BAD_USAGE, exit_codes
 
 COMPLETION = ("-sc", "--shell-completion")  # Hydra's flag
 
@@ -58,7 +58,8 @@ def main() -> None:
 def run_program(name: str, argv: list[str]) -> None:
     """Run a subcommand with its arguments, as `simbal NAME` and `python NAME.py` do."""
     module, _, function = PROGRAMS[name].function.partition(":")
-    getattr(import_module(module), function)(argv)
+    with exit_codes():
+        getattr(import_module(module), function)(argv)
 
 
 def usage() -> str:

@@ -37,6 +37,8 @@ def write_project(folder: Path) -> None:
     name = folder.absolute().name
     if not re.fullmatch("[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
         raise UserError(f"{name} cannot be the name of a package: use a-z, 0-9 and _, such as myproject")
+    if folder.absolute() == Path.cwd():
+        raise UserError(f"{folder} is the current folder: run `simbal new {name}` in the folder above it")
     if find_spec(name) is not None:
         raise UserError(f"a package {name} is already installed: choose another name")
     unfinished = folder.with_name(f".{name}.part")

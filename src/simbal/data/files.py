@@ -199,7 +199,9 @@ class Files(Source):
         """All files; globs of URLs are not expanded, because that needs a network."""
         if not self.files:
             raise UserError(f"{self.key} is empty: set it to a path, a URL, a glob or a list of them")
-        files = find_files(TRAIN, self.files) + find_files(VALIDATION, self.validation_files or [])
+        validation_key = "data.validation_files" if self.key == "data.files" else self.key
+        files = find_files(TRAIN, self.files, self.key)
+        files += find_files(VALIDATION, self.validation_files or [], validation_key)
         _check_extensions(file for file in files if not file.is_url_glob)
         return files
 
@@ -211,15 +213,24 @@ def open_dclm(data: Any) -> Files:
     (mlfoundations/dclm issue 110).
     """
     shards = [*range(data.first_shard, data.first_shard + data.num_shards), data.validation_shard]
-    if "{shard" not in data.location:
-        raise UserError(f"data.location={data.location} must contain {{shard}}, or {{shard:08d}} for eight digits")
+    try:
+        urls = [data.location.format(shard=shard) for shard in shards]
+    except (ValueError, LookupError):
+        urls = []
+    if "{shard" not in data.location or not urls:
+        raise UserError(
+            f"data.location={data.location} must contain {{shard}}, or {{shard:08d}} for eight digits, and no other "
+            "braces"
+        )
     same = {key: getattr(data, key) for key in ("text_key", "on_bad_record", "validation_one_in", "cache_dir")}
-    urls = [data.location.format(shard=shard) for shard in shards]
     return Files(urls[:-1], urls[-1:], encoding="utf-8", txt_split="file", key="data.location", **same)
 
 
-def find_files(split: str, patterns: str | list[str]) -> list[InputFile]:
-    """Return the files that match a path, a URL, a glob or a list of them; globs of URLs are returned unexpanded."""
+def find_files(split: str, patterns: str | list[str], key: str) -> list[InputFile]:
+    """Return the files that match a path, a URL, a glob or a list of them, the value of a config key.
+
+    Globs of URLs are returned unexpanded.
+    """
     files = []
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         if "://" in pattern and not pattern.startswith("file://"):
@@ -228,10 +239,10 @@ def find_files(split: str, patterns: str | list[str]) -> list[InputFile]:
         path = os.path.abspath(os.path.expanduser(pattern.removeprefix("file://")))  # noqa: PTH100, PTH111
         matches = [path] if os.path.exists(path) else sorted(glob(path, recursive=True))  # noqa: PTH110, PTH207
         if not matches:
-            raise UserError(f"data.files: no file matches {pattern}")
+            raise UserError(f"{key}: no file matches {pattern}")
         for match in matches:
             if os.path.isdir(match):  # noqa: PTH112 - a Path takes longer to create than its file to look up
-                raise UserError(f"data.files: {match} is a folder: name its files, as in {match}/*.jsonl")
+                raise UserError(f"{key}: {match} is a folder: name its files, as in {match}/*.jsonl")
             status = os.stat(match)  # noqa: PTH116
             files.append(InputFile(split, match, status.st_size, status.st_mtime_ns))
     return files

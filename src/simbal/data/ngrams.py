@@ -37,16 +37,22 @@ def ngram_losses(data: TokenData, vocab_size: int) -> dict[str, Any]:
     seq_len = validation.seq_len
     count = min(len(windows_WT), data.windows_read, max(1, MOST_TOKENS // seq_len))
     name = f"{seq_len}-{count}-{validation.document_tokens or 'all'}"
-    folder = data.store.path / "ngrams"
-    folder.mkdir(exist_ok=True)
-    file = folder / f"{name}.json"
-    with lock(folder / f".{name}.lock", timeout=-1):
-        if not file.exists():
-            started = time.process_time()
-            chosen = np.sort(batch_windows(0, 0, len(windows_WT), count))
-            losses = fit_and_score(windows_WT[chosen], validation.windows_WT[validation.included], vocab_size)
-            result = {"tokens": count * seq_len, "losses": {str(order): loss for order, loss in losses.items()}}
-            write_json(file, result | {"cpu_seconds": time.process_time() - started})
+    file = data.store.path / "ngrams" / f"{name}.json"
+
+    def measure() -> dict[str, Any]:
+        chosen = np.sort(batch_windows(0, 0, len(windows_WT), count))
+        losses = fit_and_score(windows_WT[chosen], validation.windows_WT[validation.included], vocab_size)
+        return {"tokens": count * seq_len, "losses": {str(order): loss for order, loss in losses.items()}}
+
+    if not file.exists():
+        try:
+            file.parent.mkdir(exist_ok=True)
+            with lock(file.with_name(f".{name}.lock"), timeout=-1):
+                if not file.exists():
+                    started = time.process_time()
+                    write_json(file, measure() | {"cpu_seconds": time.process_time() - started})
+        except OSError:  # the store is read-only
+            return measure()
     result = json.loads(file.read_bytes())
     return {key: result[key] for key in ("tokens", "losses")}
 

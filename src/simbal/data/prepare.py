@@ -33,6 +33,7 @@ from simbal.data.sources import SPLITS, VALIDATION, Document, PySource, Source, 
 from simbal.data.store import FILES, META, Store, hash_file, read_array, token_dtype, write_verified
 from simbal.data.tokenizer import Encoder, SymbolEncoder, load_tokenizer
 from simbal.errors import UserError
+from simbal.processes import usable_cores
 from simbal.runs.atomic import atomic_write, describe_write_error, is_locked, lock, remove_partial_files, sync_to_disk
 from simbal.runs.record import with_checksum
 
@@ -74,7 +75,7 @@ class Plan:
     @property
     def threads(self) -> int:
         """The threads that tokenize and count."""
-        return self.data.threads or os.cpu_count() or 1
+        return self.data.threads or usable_cores()
 
     @classmethod
     def of(cls, data: DataConfig, encoder: Encoder | None = None) -> "Plan":

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
 
-from simbal.analysis.trained import FINAL, find_runs, read_finished_run, read_weights
+from simbal.analysis.trained import find_runs, read_finished_run, read_weights
 from simbal.balancing.composition import Composition
 from simbal.console import console
 from simbal.cost import count_parameters
@@ -28,6 +28,7 @@ from simbal.model.router import Candidates, apply_gating
 from simbal.model.transformer import Transformer
 from simbal.runs.spec import RunSpec, result_keys
 from simbal.training.build import build_strategies, transformer_shape
+from simbal.training.checkpoint import FINAL
 
 NO_TOKENIZER = "None: the run was trained on data=synthetic, whose tokens do not represent text."
 TOKENIZER = (

@@ -170,7 +170,7 @@ class HFRequest:
             UserError: transformers does not know the architecture, weights are missing, or the tokenizer does not fit.
         """
         subject = self._build("eager", self.validation)
-        parameters, routers = count_parameters(subject.model), subject.known_routers
+        parameters, routers = num_parameters(subject.model), subject.known_routers
         unused = 1 - routers[0].top_k / len(routers[0].weight_ED) if routers else 0  # share of a layer's experts
         experts = (part for name, part in subject.model.named_modules() if name.endswith(".experts"))
         facts = {
@@ -178,7 +178,7 @@ class HFRequest:
             "architecture": (self.config.architectures or [type(subject.model).__name__])[0],
             "model_type": self.config.model_type,
             "parameters": parameters,
-            "active_parameters": parameters - round(unused * sum(map(count_parameters, experts))),
+            "active_parameters": parameters - round(unused * sum(map(num_parameters, experts))),
             "bytes_known": self.text.knows_bytes,
         }
         write_model(self.results, self.identity | facts)
@@ -210,7 +210,7 @@ class HFRequest:
         return other._build(backend or "eager", self.validation)
 
 
-def count_parameters(module: nn.Module) -> int:
+def num_parameters(module: nn.Module) -> int:
     """Return the number of parameters; tied parameters count once."""
     return sum(parameter.numel() for parameter in module.parameters())
 

@@ -97,9 +97,14 @@ class BalancingCallback(TrainerCallback):
         self.trainer.remove_callback(self)
 
     def _save_under_own_names(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the model as the trainer does, but write checkpoints under the model's own weight names."""
+        """Save the model as the trainer does, but write checkpoints under the model's own weight names.
+
+        The trainer writes its state, with that of the strategies, after the model.
+        """
         model = self.trainer.accelerator.unwrap_model(self.trainer.model)
         is_checkpoint = output_dir is not None and Path(output_dir).name.startswith(PREFIX_CHECKPOINT_DIR)
+        if is_checkpoint:
+            save_state(self.attachment, self.trainer.state)
         if not (is_checkpoint and isinstance(model, PreTrainedModel)):
             self._save_model(output_dir, _internal_call)
             return
@@ -117,7 +122,6 @@ class BalancingCallback(TrainerCallback):
             load_state(self.attachment, state, f"the checkpoint of step {state.global_step}")
         else:
             self.attachment.steps = 0
-        save_state(self.attachment, state)
 
     def _backward_with_losses(self, loss: Tensor, **kwargs: Any) -> None:
         """Add the strategies' losses to the trainer's loss, which is already scaled for the sum over micro-batches."""
@@ -146,7 +150,6 @@ class BalancingCallback(TrainerCallback):
             self.attachment.discard()
             return
         self.attachment.step(lr=kwargs["optimizer"].param_groups[0]["lr"])
-        save_state(self.attachment, state)
 
     def on_log(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Add the means since the last log to the training log."""

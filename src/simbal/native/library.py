@@ -21,7 +21,10 @@ FLAGS = ("-O3", "-std=gnu17", "-ffp-contract=fast", "-shared", "-fPIC")
 # tried in this order: Clang on Arm has -mcpu=native instead of -march=native, and Apple's Clang has no OpenMP
 TARGETS = (("-march=native", "-fopenmp"), ("-mcpu=native", "-fopenmp"), ("-march=native",), ("-mcpu=native",), ())
 MEASURED_WIDTH = 8  # floats in a vector of AVX2, the narrowest with which the kernels were compared with torch
-FAILURES = {1: MemoryError("not enough memory for a CPU kernel"), 2: RuntimeError("a target is not in the vocabulary")}
+FAILURES = {
+    1: (MemoryError, "not enough memory for a CPU kernel"),
+    2: (RuntimeError, "a target is not in the vocabulary"),
+}
 
 
 class BuildError(RuntimeError):
@@ -60,7 +63,8 @@ def call(function: str, *arguments: Tensor | float) -> None:
         for value in arguments
     ]  # fmt: skip
     if status := load_library()[function](*converted, ctypes.c_int(torch.get_num_threads())):
-        raise FAILURES[status]
+        kind, message = FAILURES[status]
+        raise kind(message)
 
 
 def vector_width() -> int:

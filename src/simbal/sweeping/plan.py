@@ -13,8 +13,8 @@ from simbal.commands import original_command
 from simbal.errors import BusyError, UserError
 from simbal.report.arms import with_folders
 from simbal.runs.atomic import explain_write_errors, write_json
-from simbal.runs.folder import DamagedRecordError, RunFolder
-from simbal.runs.record import error_of
+from simbal.runs.folder import RECORD_FILE, DamagedRecordError, RunFolder
+from simbal.runs.record import PROGRESS_FILE, error_of
 from simbal.runs.spec import SWEEP_FILE
 from simbal.sweeping.composer import Job
 from simbal.sweeping.outcome import Outcome, recorded_outcome
@@ -69,7 +69,7 @@ class Attempt:
                 record = folder.read_record()
                 if record is not None and record["status"] != "killed" and record != self.record:
                     return recorded_outcome(folder, spec)
-                for stale in ("record.json", "progress.json"):
+                for stale in (RECORD_FILE, PROGRESS_FILE):
                     (folder.path / stale).unlink(missing_ok=True)
                 folder.write_spec(spec)
                 return None

@@ -37,6 +37,7 @@ from simbal.training.signals import StoppedError, StopRequest
 
 log = logging.getLogger("simbal")
 STEP = re.compile(r"(?:step|weights)-(\d{8,15})\.ckpt")
+FINAL = "final.ckpt"  # the weights at the end of training
 DAMAGED = ".damaged"  # suffix of a checkpoint that cannot be used
 KEPT = 2  # number of checkpoints to keep, in case the newest is damaged
 REQUIRED = {"state_dict", "config_hash", "global_step"}  # keys of every checkpoint file

@@ -182,7 +182,7 @@ def fit(spec: RunSpec, trainer: L.Trainer, callbacks: RunCallbacks, module: LitM
             print(f"resuming from step {start.step} of {keys.max_steps}")
         trainer.fit(module, data, ckpt_path=start.path, weights_only=True)
         validate_once(keys.max_steps)
-        trainer.save_checkpoint(folder / "checkpoints" / "final.ckpt", weights_only=True)
+        trainer.save_checkpoint(folder / "checkpoints" / checkpoint.FINAL, weights_only=True)
         trainer.validate(module, data.validation_batches(None), verbose=False)
         measured = metrics.final_metrics(trainer, module)
     callbacks.tracker.finish(measured["metrics"])

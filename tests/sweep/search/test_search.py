@@ -118,6 +118,7 @@ def test_a_study_with_other_settings_is_refused(search, lines, settings, named):
         ("postgresql://ada:p@s:word@host/db", "hydra.sweeper.storage must be memory"),
         ("sqlite:///broken", "cannot use hydra.sweeper.storage: "),
         ("journal:broken", "cannot use hydra.sweeper.storage: "),
+        ("journal:nowhere/study.log", "cannot use hydra.sweeper.storage=journal:nowhere/study.log: No such file"),
     ],
 )
 def test_an_invalid_or_corrupt_storage_is_refused(search, storage, message):

@@ -102,7 +102,8 @@ def run_searches(
                 print_trials(search, out)
             out.print(f"written: {folder / 'trials.csv'}", soft_wrap=True)
     if runs_in(folder):
-        report(folder, baseline=config.baseline, columns=config.columns, save=True)
+        keys = {"baseline": config.baseline, "columns": config.columns}
+        report(folder, **keys, equivalence_margin=config.equivalence_margin, save=True)
 
 
 @dataclass
@@ -337,7 +338,10 @@ def open_storage(setting: str) -> BaseStorage:
     if setting == "memory":
         return InMemoryStorage()
     if setting.startswith("journal:"):
-        return JournalStorage(JournalFileBackend(setting.removeprefix("journal:")))
+        try:
+            return JournalStorage(JournalFileBackend(setting.removeprefix("journal:")))
+        except OSError as error:
+            raise UserError(f"cannot use hydra.sweeper.storage={setting}: {error.strerror}") from None
     try:
         return RDBStorage(setting)
     except (ArgumentError, ValueError):  # ValueError: the port is not a number
