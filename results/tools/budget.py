@@ -33,23 +33,25 @@ def expected_best(losses: Sequence[float], points: int) -> float:
     return sum(loss * chance for loss, chance in zip(ordered, chances, strict=True) if chance)
 
 
-def pairs_for(cells: dict[str, dict[int, float]], arm: str) -> int:
-    """Return the pairs of seeds that detect a difference of `MARGIN` between two arms with 80% power."""
-    pair = arm, BASELINE
-    (found,) = simultaneous_intervals({name: cells[name] for name in pair}, [pair]).values()
-    return seeds_to_resolve(found, len(cells[arm].keys() & cells[BASELINE].keys()), MARGIN)
+def pairs_for(arm: dict[int, float], baseline: dict[int, float]) -> int:
+    """Return the pairs of seeds that detect a difference of `MARGIN` between two arms with 80% power.
+
+    The losses are by seed; the arms share two seeds or more.
+    """
+    (found,) = simultaneous_intervals({"arm": arm, "baseline": baseline}, [("arm", "baseline")]).values()
+    return seeds_to_resolve(found, len(arm.keys() & baseline.keys()), MARGIN)
 
 
 def main(study: Path) -> None:
     """Write the figure of the search, and print the cost of a verdict."""
     searched: dict[str, list[float]] = {}
-    final: dict[str, dict[int, float]] = {}
+    final: dict[tuple[str, str], dict[int, float]] = {}  # by balancing and setting
     search_tokens: Counter[str] = Counter()
     run_tokens, pace = 0.0, []  # of a final run; seconds per token
     for row in read_csv(study / "partial.csv"):
         loss, tokens, sweep, arm = float(row["val/loss"]), float(row["tokens"]), row["sweep"], row["balancing"]
         if sweep == FINAL:
-            final.setdefault(arm, {})[int(row["seed"])] = loss
+            final.setdefault((arm, row["setting"]), {})[int(row["seed"])] = loss
             run_tokens = tokens
             pace.append(float(row["seconds"]) / tokens)
         elif sweep.startswith(SEARCHES):
@@ -65,14 +67,14 @@ def main(study: Path) -> None:
     redraw(study, "budget", points)
     write_sums(study.parent)
     hours_per_token = median(pace) / 3600
-    print("arm     pairs  hours of the runs  with the search")
-    for arm in final:
-        if arm == BASELINE or arm not in search_tokens:
-            continue
-        pairs = pairs_for(final, arm)
-        runs = pairs * 2 * run_tokens * hours_per_token
-        search = (search_tokens[arm] + search_tokens[BASELINE]) * hours_per_token
-        print(f"{arm:8}{pairs:5}{runs:19.2f}{runs + search:17.2f}")
+    (baseline,) = (losses for (arm, _), losses in final.items() if arm == BASELINE)
+    print("pairs  hours of the runs  with the search  arm")
+    for (arm, setting), losses in final.items():
+        if arm != BASELINE and arm in search_tokens:
+            pairs = pairs_for(losses, baseline)
+            runs = pairs * 2 * run_tokens * hours_per_token
+            search = (search_tokens[arm] + search_tokens[BASELINE]) * hours_per_token
+            print(f"{pairs:5}{runs:19.2f}{runs + search:17.2f}  {arm} {setting}")
 
 
 if __name__ == "__main__":
