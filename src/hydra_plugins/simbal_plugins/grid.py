@@ -74,7 +74,7 @@ class GridSweeper(ArmSweeper):
     def sweep(self, arguments: list[str]) -> Sequence[JobReturn]:
         """Run the grid and print its table; exit with code 1 if a job fails or cannot start."""
         from simbal.sweeping import checks
-        from simbal.sweeping.looks import check_decidable, seeds_of_looks
+        from simbal.sweeping.looks import check_decidable
 
         assert self.config
         jobs = self._compose(arguments)
@@ -87,8 +87,7 @@ class GridSweeper(ArmSweeper):
         if any(key.startswith("balancing.") for key in overridden):
             checks.check_strategies(jobs)
         if self.config.until == "decided":
-            check_decidable(jobs)
-            seeds_of_looks(sorted({job.spec.config.seed for job in jobs}), self.config.max_seeds)
+            check_decidable(jobs, self.config.max_seeds)
         if self.config.dry_run:
             self._print_forecast(jobs)
             return []

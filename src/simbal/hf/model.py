@@ -87,7 +87,7 @@ class HFModel(Subject):
 
     @property
     def choosable(self) -> int:
-        """The number of experts that a token can choose from, those of its best groups."""
+        """The number of experts that a token can choose from: with groups, those of its best groups."""
         groups = self.routers[0].rule.groups if self.routers else None
         return self.num_experts * groups.chosen // groups.count if groups else self.num_experts
 

@@ -33,11 +33,15 @@ def seeds_of_looks(first: Sequence[int], max_seeds: int) -> list[list[int]]:
     return [[*first], *([*following[start : start + len(first)]] for start in range(0, len(following), len(first)))]
 
 
-def check_decidable(jobs: Sequence[Job]) -> None:
-    """Raise `UserError` unless all jobs have one name and an arm differs from the baseline only in its balancing."""
+def check_decidable(jobs: Sequence[Job], max_seeds: int) -> None:
+    """Raise `UserError` unless the jobs have one name, an arm that can be decided, and seeds for the looks.
+
+    Such an arm differs from the baseline only in its balancing.
+    """
     if len({job.spec.path.parent for job in jobs}) > 1:
         raise UserError("until=decided needs a single name=, because it compares the runs of one folder")
     specs = [job.spec for job in jobs]
+    seeds_of_looks(sorted({spec.config.seed for spec in specs}), max_seeds)
     arms = group_runs([Run(spec.path, {}, spec, None) for spec in specs], label_columns(specs))
     baselines = baseline_arms(arms, specs[0].config.baseline)
     if not any(len(of_arm) == 1 and of_arm[0] is not arm for arm, of_arm in zip(arms, baselines, strict=True)):
