@@ -89,8 +89,10 @@ def test_failed_jobs_lost_nodes_and_a_stop_lose_no_run(app):
         sweep = app.start(*ray, "seed=0-3", "retry_failed=true")
         app.wait_until(lambda: sweep.poll() is not None or len(app.hanging) == 4)
         print("lose a node", file=cluster.stdin, flush=True)
-        # Ray may kill the process of a job itself, and then not the children of the process; ranks end with it
-        app.wait_until(lambda: sum(map(app.alive, app.hanging[1::2])) == 1)
+        children, processes = app.hanging[::2], app.hanging[1::2]
+        app.wait_until(lambda: sum(map(app.alive, processes)) == 1)
+        # Ray may have killed the process itself, and then not its child; ranks end with their parent
+        (orphan,) = (child for child, process in zip(children, processes, strict=True) if not app.alive(process))
         app.behave()
         out, err = sweep.communicate()
         assert sweep.returncode == 0, out + err
@@ -103,7 +105,7 @@ def test_failed_jobs_lost_nodes_and_a_stop_lose_no_run(app):
         sweep.send_signal(signal.SIGINT)
         sweep.communicate()
         assert sweep.returncode == 130
-        app.wait_until(lambda: not any(map(app.alive, app.hanging[4:])))
+        app.wait_until(lambda: not any(map(app.alive, {*app.hanging} - {orphan})))
 
 
 if __name__ == "__main__":
