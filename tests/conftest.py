@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
@@ -72,6 +73,11 @@ def pytest_collection_finish() -> None:
     """Collect garbage from here on, but only among objects that the tests create."""
     gc.freeze()
     gc.enable()
+
+
+def pytest_runtest_setup() -> None:
+    """Give each test the same random inputs, whatever ran before it."""
+    torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session")

@@ -4,12 +4,11 @@ import shutil
 from functools import partial
 
 import pytest
-import torch
 
 from simbal.config.schema import GROUPS, every_key
-from simbal.native import library
 from simbal.training.build import check_buildable
 from simbal.training.run import train
+from tests.compiler import HAS_COMPILER
 from tests.conftest import CONF, composer
 
 TWO_DEVICES = ["trainer.micro_batch=4"]
@@ -18,7 +17,7 @@ OPTIONS = [(group, path.stem) for group in GROUPS for path in sorted((CONF / gro
 SLOW = ("ddp", "fsdp", "mlflow", "wandb")  # a process per device; libraries that take seconds to import
 # backends of a GPU, trained in tests/experts/megablocks_interpreted.py, and native without a C compiler
 ELSEWHERE = [("experts", "fused"), ("experts", "megablocks")]
-if library.unsupported(torch.device("cpu"), torch.float32):
+if not HAS_COMPILER:
     ELSEWHERE.append(("experts", "native"))
 NEEDED = {
     "files": ["data.files=corpus.txt"],

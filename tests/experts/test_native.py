@@ -7,11 +7,10 @@ from hypothesis import strategies as st
 
 from simbal.experts.backends import RoutingPlan, reference
 from simbal.experts.native import native, unsupported
+from tests.compiler import needs_compiler
 from tests.experts.test_backends import assert_close, case, outputs
 
-pytestmark = pytest.mark.skipif(
-    bool(unsupported(torch.device("cpu"), torch.float32, 1, 1)), reason="the kernels cannot be compiled here"
-)
+pytestmark = needs_compiler
 
 
 @st.composite

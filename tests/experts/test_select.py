@@ -9,17 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simbal.errors import UserError
-from simbal.experts import fused, megablocks, native
+from simbal.experts import fused, megablocks
 from simbal.experts.fused import CONFIGS, config_for
 from simbal.experts.select import BACKENDS, Backend, select_backend
 from simbal.training.run import train
+from tests.compiler import needs_compiler
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 FP32, BF16 = torch.float32, torch.bfloat16
 MISSING = {name for name in ("triton", "megablocks", "stk") if importlib.util.find_spec(name) is None}
 needs_megablocks = pytest.mark.skipif(bool(MISSING), reason=f"{MISSING} not installed: make setup-gpu")
-
-needs_compiler = pytest.mark.skipif(bool(native.unsupported(CPU, FP32, 1, 1)), reason="no C compiler")
 
 
 @pytest.fixture

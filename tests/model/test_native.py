@@ -13,9 +13,10 @@ from simbal.model.attention import Attention, KeyValueCache, rotary_angles
 from simbal.model.head import head_loss
 from simbal.model.native import attention, select_kernels
 from simbal.native import library
+from tests.compiler import needs_compiler
 
 CPU, FP32 = torch.device("cpu"), torch.float32
-pytestmark = pytest.mark.skipif(bool(library.unsupported(CPU, FP32)), reason="the kernels cannot be compiled here")
+pytestmark = needs_compiler
 
 
 def attentions(heads=4, kv_heads=4, width=8, qk_norm="none"):

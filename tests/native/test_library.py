@@ -12,9 +12,9 @@ import torch
 from simbal.errors import UserError
 from simbal.experts.select import select_backend
 from simbal.native import library
+from tests.compiler import needs_compiler
 
 CPU = torch.device("cpu")
-needs_compiler = pytest.mark.skipif(bool(library.unsupported(CPU, torch.float32)), reason="no C compiler")
 
 
 @pytest.fixture

@@ -3,17 +3,13 @@
 import json
 
 import pytest
-import torch
 
 from simbal.errors import UserError
 from simbal.native import library
 from simbal.runs.folder import RunFolder
 from simbal.training.run import train
+from tests.compiler import needs_compiler
 from tests.training.run_files import rows
-
-needs_kernels = pytest.mark.skipif(
-    bool(library.unsupported(torch.device("cpu"), torch.float32)), reason="the kernels cannot be compiled here"
-)
 
 
 def losses(spec):
@@ -21,7 +17,7 @@ def losses(spec):
     return [row["train/loss"] for row in rows(spec) if "train/loss" in row]
 
 
-@needs_kernels
+@needs_compiler
 def test_native_agrees_with_torch_after_60_steps_and_repeats_its_bits(small_spec, tmp_path):
     common = ("trainer.max_steps=60", "trainer.val_every=60", "trainer.log_every=1", "trainer.ckpt_every=60")
     runs = {}
